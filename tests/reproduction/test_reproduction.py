@@ -26,7 +26,7 @@ from protosteer.reproduction.cost import Stopwatch, estimate
 from protosteer.reproduction.definition import catalogue, names, read_definition, read_scale
 from protosteer.reproduction.grid import Place, expand, is_finished, tuned_file, unique_runs
 from protosteer.reproduction.plots import PLOTS
-from protosteer.reproduction.studies import closed_form, is_study
+from protosteer.reproduction.studies import STUDIES, closed_form
 from protosteer.reproduction.tuning import tune_missing
 from protosteer.settings import Settings, load_toml
 from protosteer.streams import StreamOptions, open_stream, split_digits
@@ -76,7 +76,7 @@ def place(tmp_path: Path, definitions: Path | None = None) -> Place:
 def test_every_definition_expands_at_every_scale(name: str, tmp_path: Path) -> None:
     for scale in SCALES.values():
         definition = read_definition(catalogue(), name).at(scale.name)
-        assert not definition.study or is_study(definition.study)
+        assert not definition.study or definition.study in STUDIES
         assert definition.plot in PLOTS
         rows, columns = ({line.key for line in part} for part in (definition.rows, definition.columns))
         assert set(definition.paper) <= rows and all(set(cells) <= columns for cells in definition.paper.values())

@@ -19,26 +19,16 @@ from protosteer.streams import find_benchmark
 
 TIMED_IMAGES = 2  # per timed pass
 REPEATS = 2
-# Training and test images of streams that may not be on this disk. notMNIST: its small set.
-IMAGES = {
-    "split-cifar100": (50_000, 10_000),
-    "five-datasets": (262_000, 60_000),
-    "imagenet-r": (24_000, 6_000),
-    "imagenet-subset": (130_000, 5_000),
-    "split-digits": (898, 899),
-    "split-details": (360, 360),
-    "glyphs": (76_851, 11_873),
-    "pets": (3_680, 3_669),
-}
-CLASSES = {
-    "split-cifar100": 100,
-    "five-datasets": 50,
-    "imagenet-r": 200,
-    "imagenet-subset": 100,
-    "split-digits": 10,
-    "split-details": 9,
-    "glyphs": 20,
-    "pets": 37,
+# Training images, test images and classes of streams that may not be on this disk. notMNIST: its small set.
+SIZES = {
+    "split-cifar100": (50_000, 10_000, 100),
+    "five-datasets": (262_000, 60_000, 50),
+    "imagenet-r": (24_000, 6_000, 200),
+    "imagenet-subset": (130_000, 5_000, 100),
+    "split-digits": (898, 899, 10),
+    "split-details": (360, 360, 9),
+    "glyphs": (76_851, 11_873, 20),
+    "pets": (3_680, 3_669, 37),
 }
 
 
@@ -84,9 +74,8 @@ def _backbone(run: Experiment) -> Backbone:
     if info is None:
         return run.load_backbone()
     config = replace(info.config, image_size=run.image_size or info.config.image_size)
-    return Backbone(info.name, ViT(config), info.preprocessing, "random", precision=run.precision).to(
-        choose_device(run.device)
-    )
+    backbone = Backbone(info.name, ViT(config), info.preprocessing, "random", precision=run.precision)
+    return backbone.to(choose_device(run.device))
 
 
 def _time(backbone: Backbone, whole: bool) -> tuple[float, float]:
@@ -140,10 +129,10 @@ def _tasks(run: Experiment) -> int:
 def _images(run: Experiment) -> tuple[int, int]:
     """Return training and test images of a run's stream, as its options reduce them."""
     name, options = find_benchmark(run.stream).name, run.options
-    counts, classes = IMAGES[name], CLASSES[name]
+    *counts, classes = SIZES[name]
     if options.task_file is not None:
         named = sum(line.count(",") + 1 for line in options.task_file.read_text().splitlines() if line)
-        counts, classes = (counts[0] * named // classes, counts[1] * named // classes), named
+        counts, classes = [count * named // classes for count in counts], named
     caps = (options.train_per_class, options.test_per_class)
     train, test = (min(count, cap * classes) if cap else count for count, cap in zip(counts, caps, strict=True))
     return train, test

@@ -193,13 +193,8 @@ def read_definition(folder: Path, name: str) -> Definition:
 
 
 def _comparison(table: Mapping[str, Any]) -> Comparison:
-    return Comparison(
-        tuple(table["class_orders"]),
-        tuple(table["seeds"]),
-        table["at_most"],
-        table["tuned"],
-        table["precision"],
-    )
+    orders, seeds = tuple(table["class_orders"]), tuple(table["seeds"])
+    return Comparison(orders, seeds, table["at_most"], table["tuned"], table["precision"])
 
 
 def _lines(table: Mapping[str, Mapping[str, Any]]) -> tuple[Line, ...]:

@@ -26,7 +26,7 @@ def bars(result: Result) -> bytes:
     panels = figure.subplots(len(metrics), len(columns), squeeze=False, sharey=True)
     for (metric, title), line in zip(metrics.items(), panels, strict=True):
         for column, axes in zip(columns, line, strict=True):
-            numbers = [result.numbers.get((row.key, column.key, metric)) for row in rows]
+            numbers = [result.number(row, column, metric) for row in rows]
             _bar_panel(axes, numbers, in_bytes=decimals_of(metric) == 0)
             axes.set_yticks(range(len(rows)), [heading(row, result.scale) for row in rows])
             name = heading(column, result.scale)
@@ -36,23 +36,21 @@ def bars(result: Result) -> bytes:
 
 
 def _columns_with_numbers(result: Result) -> list[Line]:
-    known = {number.column for number in result.numbers.values()}
-    return [column for column in result.definition.columns if column.key in known] or list(
-        result.definition.columns[:1]
-    )
+    known, columns = {number.column for number in result.numbers.values()}, result.definition.columns
+    return [column for column in columns if column.key in known] or list(columns[:1])
 
 
-def _bar_panel(axes: Axes, numbers: list[Number | None], in_bytes: bool) -> None:
+def _bar_panel(axes: Axes, numbers: list[Number], in_bytes: bool) -> None:
     if in_bytes:  # from hundreds to millions
-        sizes = [number.mean for number in numbers if number and number.mean]
+        sizes = [number.mean for number in numbers if number.mean]
         axes.set_xscale("log")
         axes.set_xlim(min(sizes, default=1) / 3, 3 * max(sizes, default=1))
     for y, number in enumerate(numbers):
-        if number and number.mean is not None:
+        if number.mean is not None:
             axes.barh(y, number.mean, xerr=number.std, height=0.6, color=OURS, alpha=0.85, label="ours")
             words = human_bytes(number.mean) if in_bytes else f"{number.mean:.{decimals_of(number.metric)}f}"
             axes.annotate(words, (number.mean, y), (4, 5), textcoords="offset points", fontsize=7)
-        if number and number.paper is not None:
+        if number.paper is not None:
             axes.plot([number.paper], [y], marker="D", color=PAPER, linestyle="", label="the paper's")
     axes.margins(x=0.12)  # for the words beside the longest bar
     axes.grid(axis="x", alpha=0.3)
@@ -66,8 +64,8 @@ def heat(result: Result) -> bytes:
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axes, (metric, title) in zip(panels, metrics.items(), strict=True):
-        numbers = [[result.numbers.get((row.key, column.key, metric)) for column in columns] for row in rows]
-        cells = np.array([[np.nan if n is None or n.mean is None else n.mean for n in line] for line in numbers])
+        means = [[result.number(row, column, metric).mean for column in columns] for row in rows]
+        cells = np.array(means, dtype=float)  # None becomes NaN
         known = cells[~np.isnan(cells)]
         scale = Normalize(known.min(initial=100.0), max(known.max(initial=0.0), known.min(initial=100.0) + 0.1))
         heat_cells(axes, cells, scale, 2, 9.0)
@@ -84,9 +82,9 @@ def lines(result: Result) -> bytes:
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axes, (metric, title) in zip(panels, metrics.items(), strict=True):
         for i, row in enumerate(result.rows()):
-            numbers = [result.numbers.get((row.key, column.key, metric)) for column in columns]
-            heights = [np.nan if n is None or n.mean is None else n.mean for n in numbers]
-            spread = [0.0 if n is None or n.std is None else n.std for n in numbers]
+            numbers = [result.number(row, column, metric) for column in columns]
+            heights = np.array([number.mean for number in numbers], dtype=float)  # None becomes NaN
+            spread = [number.std or 0.0 for number in numbers]
             axes.errorbar(range(len(columns)), heights, yerr=spread, capsize=3, label=row.title, **line_style(i))
         axes.set_xticks(range(len(columns)), [column.title for column in columns])
         axes.set_title(title, fontsize=10)

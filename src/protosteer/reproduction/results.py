@@ -77,6 +77,10 @@ class Result:
     curves: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
     pictures: Mapping[str, bytes] = field(default_factory=dict)
 
+    def number(self, row: Line, column: Line, metric: str) -> Number:
+        """Return the number of a cell; an empty one where neither ours nor the paper's is known."""
+        return self.numbers.get((row.key, column.key, metric)) or Number(row.key, column.key, metric)
+
     def rows(self) -> list[Line]:
         """Return the rows that have a number, ours or the paper's."""
         return [row for row in self.definition.rows if any(n.row == row.key for n in self.numbers.values())]
@@ -165,10 +169,8 @@ def decimals_of(metric: str) -> int:
     return 4 if "megabytes" in metric or metric == "free_energy" else 2
 
 
-def cell_text(number: Number | None) -> str:
+def cell_text(number: Number) -> str:
     """Format a number as "ours ± std (paper x, difference)"."""
-    if number is None:
-        return NOTHING
     if number.metric.startswith("error_"):  # of the size of rounding
         return NOTHING if number.mean is None else f"{number.mean:.1e}"
     places = decimals_of(number.metric)
@@ -195,8 +197,8 @@ def grids(result: Result) -> list[tuple[str, list[list[str]]]]:
     for metric, title in result.definition.metrics.items():
         lines = [["", *(heading(column, result.scale) for column in columns)]]
         for row in result.rows():
-            numbers = [result.numbers.get((row.key, column.key, metric)) for column in columns]
-            lines.append([heading(row, result.scale), *(cell_text(number) for number in numbers)])
+            texts = (cell_text(result.number(row, column, metric)) for column in columns)
+            lines.append([heading(row, result.scale), *texts])
         found.append((title, lines))
     return found
 

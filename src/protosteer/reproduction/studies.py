@@ -1,7 +1,7 @@
 """Experiments whose numbers are not metrics of runs; a definition names one as `study`.
 
-A study is a function of definition, scale, cells, the reasons of failed runs by folder, and `place`. It returns the
-numbers of each row, column and metric, and further pictures.
+A study is a function of an experiment's cells and the `Place` of its runs. It returns the numbers of each row, column
+and metric, and further pictures.
 """
 
 from __future__ import annotations
@@ -31,18 +31,6 @@ MAX_IMAGES = 600  # of a split, in maps and measurements; more are chosen evenly
 
 # Values of each seed by row, column and metric; and pictures by file name.
 Found = tuple[Mapping[tuple[str, str, str], Sequence[float]], Mapping[str, bytes]]
-Study = Callable[[Sequence[Cell], Place], Found]
-_STUDIES: dict[str, Study] = {}
-
-
-def register_study(name: str) -> Callable[[Study], Study]:
-    """Register the function that measures experiments with `study = NAME`."""
-
-    def register(function: Study) -> Study:
-        _STUDIES[name] = function
-        return function
-
-    return register
 
 
 def run_study(
@@ -53,7 +41,7 @@ def run_study(
     missing = {folder.name: failed.get(folder, "not finished") for folder, run in runs.items() if not is_finished(run)}
     if missing:
         return Result(definition, scale, {}, missing)
-    values, pictures = _STUDIES[definition.study](cells, place)
+    values, pictures = STUDIES[definition.study](cells, place)
     numbers = {}
     for (row, column, metric), seeds in values.items():
         mean, std = spread(seeds)
@@ -62,12 +50,6 @@ def run_study(
     return Result(definition, scale, numbers, pictures=pictures)
 
 
-def is_study(name: str) -> bool:
-    """Return whether a study is registered."""
-    return name in _STUDIES
-
-
-@register_study("gradients")
 def gradients(cells: Sequence[Cell], place: Place) -> Found:
     """Compare Appendix A's closed form of the loss's gradient by each similarity with autograd's, for random batches."""
     found: dict[tuple[str, str, str], list[float]] = {}
@@ -123,7 +105,6 @@ def _learned(cells: Sequence[Cell], place: Place) -> list[Learned]:
     return [Learned(learner, stream) for learner in learners if learner]
 
 
-@register_study("energy")
 def energy(cells: Sequence[Cell], place: Place) -> Found:
     """Measure the free energy of Appendix B for test images, under the prompt of their task and under the others."""
     models = _learned(cells, place)
@@ -146,7 +127,6 @@ def energy(cells: Sequence[Cell], place: Place) -> Found:
     return found, {}
 
 
-@register_study("tsne")
 def tsne(cells: Sequence[Cell], place: Place) -> Found:
     """Draw the paper's maps, and measure in each how many images are nearest to a prototype of their class."""
     models = _learned(cells, place)
@@ -223,3 +203,10 @@ def _draw(panels: Mapping[str, Panel], split: str) -> bytes:
         axes.set_title(PANELS[name], fontsize=10)
     figure.suptitle(f"t-SNE of {split} images; stars are prototypes", fontsize=12)
     return png(figure)
+
+
+STUDIES: Mapping[str, Callable[[Sequence[Cell], Place], Found]] = {
+    "gradients": gradients,
+    "energy": energy,
+    "tsne": tsne,
+}
