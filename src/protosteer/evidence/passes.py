@@ -68,17 +68,7 @@ def calibrate(
         min_pass_weight: Share of all weight from which on a second pass is worth it.
         min_unbiased: Images that the shared prompt was not trained with, to calibrate by them alone.
     """
-    labels, record_tasks = class_order.argsort()[memory.record_classes], memory.record_tasks
-    by_name = torch.tensor(sorted(range(len(memory)), key=memory.task_names.__getitem__)).argsort()
-    order = (labels * len(memory) + by_name[record_tasks]).argsort()
-    scorers: dict[int | None, CoarseScorer] = {}
-    for prompt, part in ((None, "plain"), (len(memory), "domain")):
-        if part == "plain" or memory.shared_prompt is not None:
-            table = memory.table.summaries(part)
-            assert table is not None
-            scorers[prompt] = CoarseScorer((table.last_layer() if last_layer else table).take(order), labels[order])
-    statistics = scorers[None].statistics  # the same images are left out in every pass
-    tasks = record_tasks[order][statistics.summaries[statistics.loo_rows]]
+    scorers, tasks = _scorers(memory, class_order, last_layer)
     # Images that the shared prompt was trained with are easier under it than others.
     chosen_as = _selection(memory, tasks)
     known = chosen_as.known
@@ -111,8 +101,23 @@ def calibrate(
         return Pass(prompt, scorers[prompt], together[prompt], weights(prompt)[0], similarity)
 
     passes = [chosen(prompt) for prompt in worth]
-    left_out = [columns[p] for p in worth], unbiased, statistics.loo_labels
+    left_out = [columns[p] for p in worth], unbiased, scorers[None].statistics.loo_labels
     return Calibrated(passes, _loo_predictions(passes, loo, *left_out, class_order), several)
+
+
+def _scorers(memory: Memory, class_order: Tensor, last_layer: bool) -> tuple[dict[int | None, CoarseScorer], Tensor]:
+    """Return the scorer of each pass, by its prompt's number, and the tasks [m] of leave-one-out images."""
+    labels, record_tasks = class_order.argsort()[memory.record_classes], memory.record_tasks
+    by_name = torch.tensor(sorted(range(len(memory)), key=memory.task_names.__getitem__)).argsort()
+    order = (labels * len(memory) + by_name[record_tasks]).argsort()
+    scorers: dict[int | None, CoarseScorer] = {}
+    for prompt, part in ((None, "plain"), (len(memory), "domain")):
+        if part == "plain" or memory.shared_prompt is not None:
+            table = memory.table.summaries(part)
+            assert table is not None
+            scorers[prompt] = CoarseScorer((table.last_layer() if last_layer else table).take(order), labels[order])
+    statistics = scorers[None].statistics  # the same images are left out in every pass
+    return scorers, record_tasks[order][statistics.summaries[statistics.loo_rows]]
 
 
 def _with_shares(scorer: CoarseScorer, parts: LooScores, images: ImageWeights) -> LooScores:
