@@ -16,7 +16,6 @@ from torch import Tensor
 
 from protosteer.evaluation import metrics
 from protosteer.evaluation.embedding_cache import CacheRows, EmbeddingCache
-from protosteer.evaluation.error_analysis import diagnose
 from protosteer.evaluation.predictions import Predictions, PredictionsBuilder
 from protosteer.evaluation.seed_folder import SeedFolder, reading
 from protosteer.methods.base import Images, Method
@@ -169,7 +168,7 @@ def run_stream(
             on_task(i, run)
     if diagnosed:
         before = sum(cache.forward_passes for cache in caches)
-        run.diagnosis = diagnose(method, list(zip(stream, caches, strict=True)))
+        run.diagnosis = _diagnose(method, stream, caches)
         run.diagnosis_passes = sum(cache.forward_passes for cache in caches) - before
     return run
 
@@ -240,7 +239,6 @@ def _evaluate(
     """Measure one row of the matrix, after task i."""
     began = time.perf_counter()
     passes, requests = (sum(getattr(c, name) for c in caches) for name in ("forward_passes", "requests"))
-    number = {name: k for k, name in enumerate(method.classes)}
     builder = PredictionsBuilder(stream.classes, method.classes)
     right, prompts, retrieved, confidence = [], [], [], []
     tests, brought = _tests(stream, i, caches), [set(task.learned) for task in stream[: i + 1]]
@@ -249,7 +247,7 @@ def _evaluate(
         builder.add(j, stream[j].classes, labels, answer)
         if stream.domains and j > i:  # measures forward transfer only
             continue
-        right.append(answer.classes == torch.tensor([number[label] for label in labels]))
+        right.append(answer.classes == torch.tensor([builder.number[label] for label in labels]))
         prompts.append(answer.prompts)
         if answer.candidates is not None:
             owners = [t == j for t in range(i + 1)]  # of an image in a domain: its own
@@ -284,6 +282,17 @@ def _evaluate(
         "trained_parameters": method.trained_parameters(),  # since the run began
     }
     return row, predictions
+
+
+def _diagnose(method: Method, stream: Stream, caches: list[EmbeddingCache]) -> dict[str, Any]:
+    """Analyse the errors on the test images of every task learned; returns metrics per task, and their mean."""
+    number = {name: k for k, name in enumerate(method.classes)}
+    tasks = []
+    for j, (task, images) in enumerate(zip(stream, caches, strict=True)):
+        truth, own = (torch.tensor([number[name] for name in names]) for names in (task.test_labels, task.classes))
+        tasks.append(method.diagnose(images, truth, j, own))
+    named = [{"task": task.name, **figures} for task, figures in zip(stream, tasks, strict=True)]
+    return {"mean": {name: sum(t[name] for t in tasks) / len(tasks) for name in tasks[0]}, "tasks": named}
 
 
 def _given_task(predictions: Predictions, i: int) -> list[float] | None:

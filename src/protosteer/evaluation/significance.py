@@ -99,14 +99,12 @@ def _differences(row: Sequence[_Hits], reference: Sequence[_Hits]) -> dict[str, 
     return found | (paired_tests(gaps.mean(axis=1)) if len(pairs) > 1 else {})
 
 
-def bootstrap(
-    values: Values, resamples: int = RESAMPLES, level: float = LEVEL, seed: int = SEED
-) -> tuple[float, float]:
+def bootstrap(values: Values) -> tuple[float, float]:
     """Return the percentile interval of the mean of values [N] over resampled images."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(SEED)
     kinds, counts = np.unique(values, return_counts=True)  # few: means over a few runs of 0 and 1
-    means = draw.multinomial(len(values), counts / len(values), resamples) @ kinds / len(values)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    means = draw.multinomial(len(values), counts / len(values), RESAMPLES) @ kinds / len(values)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

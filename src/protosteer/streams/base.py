@@ -133,7 +133,6 @@ class Stream(Sequence[Task]):
         name: The name of the benchmark.
         tasks: The tasks in order.
         about: Where the tasks come from, ready for JSON; empty for a stream that was put together by hand.
-
         domains: Whether a task is a domain, in which classes may return (domain-incremental learning).
 
     Attributes:
