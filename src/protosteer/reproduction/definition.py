@@ -77,10 +77,10 @@ class Definition:
         name: What `protosteer reproduce` takes.
         title: What it shows.
         source: Where it is in the paper.
-        about: A sentence for the reader: what the paper claims, or what differs here.
         metrics: Headings of the metrics, by their names.
         columns: The columns.
         rows: The rows.
+        about: A sentence for the reader: what the paper claims, or what differs here.
         values: What all runs have in common.
         paper: By row and column: mean and standard deviation of each metric; None where the paper has none.
         plot: How it is drawn, a name of `plots.PLOTS`.
@@ -92,15 +92,15 @@ class Definition:
     name: str
     title: str
     source: str
-    about: str
     metrics: Mapping[str, str]
     columns: tuple[Line, ...]
     rows: tuple[Line, ...]
-    values: Mapping[str, Any]
-    paper: Mapping[str, Mapping[str, Any]]
-    plot: str
-    study: str
-    scales: Mapping[str, Mapping[str, Any]]
+    about: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    plot: str = "bars"
+    study: str = ""
+    scales: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     comparison: Comparison | None = None
 
     def at(self, scale: str) -> Definition:
@@ -176,23 +176,18 @@ def read_definition(folder: Path, name: str) -> Definition:
     if wrong:
         raise SettingsError(f"{path}: {wrong[0]}", code="bad-definition", path=path)
     return Definition(
-        name=name,
-        title=table["title"],
-        source=table["source"],
-        about=table.get("about", ""),
-        metrics=table["metrics"],
-        columns=_lines(table.get("columns", {"value": {"title": ""}})),
-        rows=_lines(table["rows"]),
-        values=table.get("run", {}),
-        paper=table.get("paper", {}),
-        plot=table.get("plot", "bars"),
-        study=table.get("study", ""),
-        scales=table.get("scales", {}),
-        comparison=_comparison(table["comparison"]) if "comparison" in table else None,
+        name,
+        columns=_lines(table.pop("columns", {"value": {"title": ""}})),
+        rows=_lines(table.pop("rows")),
+        values=table.pop("run", {}),
+        comparison=_comparison(table.pop("comparison", None)),
+        **table,
     )
 
 
-def _comparison(table: Mapping[str, Any]) -> Comparison:
+def _comparison(table: Mapping[str, Any] | None) -> Comparison | None:
+    if table is None:
+        return None
     orders, seeds = tuple(table["class_orders"]), tuple(table["seeds"])
     return Comparison(orders, seeds, table["at_most"], table["tuned"], table["precision"])
 
