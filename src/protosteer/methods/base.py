@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
 from protosteer.errors import LearnerError, ModelFileError, SettingsError
-from protosteer.methods.state_checks import check_tensors, checked_tasks
+from protosteer.model.schema import check
 from protosteer.rules.base import percent
 from protosteer.settings import Values, setting
 from protosteer.streams.base import TrainingTask
@@ -28,6 +28,8 @@ __all__ = [
     "METHODS", "Answer", "Images", "Method", "MethodSettings", "Source", "TrainingTask", "register_method",
     "unregister_method",
 ]  # fmt: skip
+
+MAX_ITEMS = 10**6  # tasks of a state, and classes of a task
 
 
 class Images(Protocol):
@@ -248,11 +250,30 @@ class Method(ABC):
         """Restore what `state` returned; raises ModelFileError if it is damaged or of another version."""
         header, tensors = unpack_tensors(state, "the saved state")
         try:
-            self.tasks = checked_tasks(header)
-            check_tensors(self, tensors)
+            check(header, {"tasks": [[4096, 0, MAX_ITEMS], 1, MAX_ITEMS]}, "the state's")
+            self.tasks = header["tasks"]
+            self._check_tensors(tensors)
             self.load_state_dict(tensors)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise self._other_state() from error
+
+    def _check_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError unless tensors have the types and shapes of a new method's, but for sizes that grow.
+
+        A state may be another's: a run folder is shared, evaluated again, resumed.
+        """
+        fresh = type(self)(self.backbone, self.settings)
+        rows = {"per class": len(self.classes), "per task": len(self.tasks)}
+        for name, growth in self.state_fields.items():
+            if isinstance(value := getattr(fresh, name), Tensor):
+                found = tensors[name]
+                shape = [old or new for old, new in zip(value.shape, found.shape, strict=True)]
+                if value.ndim and not len(value) and growth in (*rows, *self.state_fields):
+                    shape[0] = rows[growth] if growth in rows else len(tensors[growth])
+                if found.dtype != value.dtype or [*found.shape] != shape or not found.isfinite().all():
+                    raise ValueError(f"{name} is {found.dtype} {list(found.shape)}")
+                if name == growth and not ((found >= 0) & (found < len(self.classes))).all():
+                    raise ValueError(f"{name} has numbers of no class")
 
     def bytes_per_task(self) -> list[int]:
         """Return how many bytes each task added to the state, as `state_fields` declares."""
