@@ -128,10 +128,8 @@ class ESN(Method):
 
     def find_temperature(self, task: TrainingTask) -> Tensor:
         """Find the temperature at which most of the newest task's images choose its classifier."""
-        hits, report = (
-            torch.zeros(len(TEMPERATURES)),
-            counting(task.on_stage, task.name, "temperatures", len(task.train)),
-        )
+        hits = torch.zeros(len(TEMPERATURES))
+        report = counting(task.on_stage, task.name, "temperatures", len(task.train))
         for rows in torch.arange(len(task.train)).split(self.embed_batch_size):
             tokens = self.backbone.embed_set(task.train, self.prompt, rows=rows.tolist(), whole=True)
             logits = self.logits(tokens)

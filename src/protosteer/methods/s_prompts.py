@@ -65,10 +65,8 @@ class SPrompts(Method):
         super().__init__(backbone, settings)
         dim, self.shape = backbone.dim, backbone.prompt_shape(settings.prompt_length, deep=False)
         self.prompts = torch.empty(0, *self.shape)  # [T, 1, L, D]
-        self.weight, self.bias = torch.empty(0, dim), torch.empty(0)
-        self.heads = torch.empty(
-            0, 2, dtype=torch.long
-        )  # the task and the class of each row of the weight, int64 [K, 2]
+        self.weight, self.bias = torch.empty(0, dim), torch.empty(0)  # of all heads, one after the other, [K, D], [K]
+        self.heads = torch.empty(0, 2, dtype=torch.long)  # task and class of each of their rows, int64 [K, 2]
         self.centroids = torch.empty(0, dim)  # of all tasks, [C, D]
         self.owners = torch.empty(0, dtype=torch.long)  # the task of each centroid, int64 [C]
 
@@ -84,9 +82,8 @@ class SPrompts(Method):
         plain = embed_task(task, self.backbone, self.embed_batch_size)
         means = centroids(F.normalize(plain, dim=1), s.centroids, "kmeans", seed=seed % 2**32).means
         self.prompts = torch.cat([self.prompts, prompt[None]])
-        # Of the heads, one after the other, [K, D].
         self.weight = torch.cat([self.weight, head.weight.detach().cpu()])
-        self.bias = torch.cat([self.bias, head.bias.detach().cpu()])  # [K]
+        self.bias = torch.cat([self.bias, head.bias.detach().cpu()])
         self.centroids = torch.cat([self.centroids, means])
         self.owners = torch.cat([self.owners, torch.full((len(means),), len(self.tasks))])
         number = {name: k for k, name in enumerate([*self.classes, *new])}
@@ -108,11 +105,9 @@ class SPrompts(Method):
 
     def bytes_per_task(self) -> list[int]:
         """Return the bytes of a task's prompt, head and centroids."""
-        each, heads = (
-            owners.bincount(minlength=len(self.tasks)).tolist() for owners in (self.owners, self.heads[:, 0])
-        )
-        one, prompt = 4 * self.backbone.dim, 4 * torch.Size(self.shape).numel()
-        return [prompt + rows * (one + 20) + count * (one + 8) for rows, count in zip(heads, each, strict=True)]
+        heads, centroids = (owners.bincount(minlength=len(self.tasks)) for owners in (self.heads[:, 0], self.owners))
+        row, prompt = 4 * self.backbone.dim, 4 * torch.Size(self.shape).numel()
+        return (prompt + heads * (row + 20) + centroids * (row + 8)).tolist()
 
     def trained_parameters(self) -> int:
         """Return the size of prompts and heads."""
