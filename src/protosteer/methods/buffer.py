@@ -48,19 +48,15 @@ class Buffer:
 
         notes are those of the new images; the images in the buffer must have the same.
         """
-        old, new = rows[rows < len(self)], rows[rows >= len(self)] - len(self)
-        order = torch.argsort(torch.cat([(rows < len(self)).nonzero()[:, 0], (rows >= len(self)).nonzero()[:, 0]]))
-        fresh = images.pixels(new.tolist()) if len(new) else self.pixels[:0]
-
-        def joined(before: Tensor, more: Tensor) -> Tensor:
-            return torch.cat([before, more])[order] if len(before) else more[order]
-
-        self.notes = {
-            name: joined(self.notes[name][old] if len(old) else values[:0], values[new])
-            for name, values in notes.items()
-        }
-        self.pixels = joined(self.pixels[old], fresh)
-        self.labels = joined(self.labels[old], labels[new])
+        kept = rows < len(self)
+        pixels = self.pixels[rows[kept]]
+        if not kept.all():
+            fresh = images.pixels((rows[~kept] - len(self)).tolist())
+            pixels = torch.cat([pixels, fresh]) if kept.any() else fresh
+        self.pixels = pixels[torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]]).argsort()]
+        earlier = {name: self.notes[name] if len(self) else values[:0] for name, values in notes.items()}
+        self.notes = {name: torch.cat([earlier[name], values])[rows] for name, values in notes.items()}
+        self.labels = torch.cat([self.labels, labels])[rows]
         self.offered += len(labels)
 
     def sample(
