@@ -22,7 +22,7 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.methods.base import Answer, Images, MethodSettings, Source, TrainingTask, register_method
 from protosteer.methods.feature_bank import FeatureBank
-from protosteer.methods.training_utils import answer_by
+from protosteer.methods.training_utils import answer_by, minimise
 from protosteer.settings import setting
 
 MAX_ITERATIONS = 1000
@@ -75,21 +75,12 @@ class Probe(FeatureBank):
 def regression(rows: Tensor, labels: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
     """Solve the penalised logistic regression of rows [N, D], in their precision; returns W [K, D] and b [K]."""
     classes = int(labels.max()) + 1
-    weight, bias = rows.new_zeros(classes, rows.shape[1]), rows.new_zeros(classes)
-    solver = torch.optim.LBFGS(
-        [weight.requires_grad_(), bias.requires_grad_()],
-        max_iter=MAX_ITERATIONS,
-        max_eval=2 * MAX_ITERATIONS,
-        tolerance_grad=MAX_GRADIENT,
-        tolerance_change=0,
-        line_search_fn="strong_wolfe",
-    )
+    weight = rows.new_zeros(classes, rows.shape[1], requires_grad=True)
+    bias = rows.new_zeros(classes, requires_grad=True)
 
     def loss() -> Tensor:
-        solver.zero_grad()
-        value = F.cross_entropy(F.linear(rows, weight, bias), labels) + penalty / 2 * weight.square().sum()
-        value.backward()
-        return value
+        return F.cross_entropy(F.linear(rows, weight, bias), labels) + penalty / 2 * weight.square().sum()
 
-    solver.step(loss)
+    precise = {"max_eval": 2 * MAX_ITERATIONS, "tolerance_grad": MAX_GRADIENT, "tolerance_change": 0}
+    minimise(loss, [weight, bias], MAX_ITERATIONS, **precise)
     return weight.detach(), bias.detach()

@@ -226,9 +226,9 @@ def scheduled_rate(settings: TrainingSettings, step: int, steps: int, rate: floa
     return rate / 10 if settings.schedule == "step" and step >= settings.milestone * steps else rate
 
 
-def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> None:
-    """Minimise a convex loss of few parameters in place, by L-BFGS, so that nothing is random."""
-    optimiser = torch.optim.LBFGS(parameters, max_iter=100, line_search_fn="strong_wolfe")
+def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], max_iter: int = 100, **options: Any) -> None:
+    """Minimise a convex loss of few parameters in place, by torch's L-BFGS and its options, so that nothing is random."""
+    optimiser = torch.optim.LBFGS(parameters, max_iter=max_iter, line_search_fn="strong_wolfe", **options)
 
     def closure() -> float:
         optimiser.zero_grad()
