@@ -30,7 +30,7 @@ from protosteer.data.images import ImageSet
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Source, TrainingTask, register_method
 from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
-from protosteer.methods.training_utils import embed_task
+from protosteer.methods.training_utils import class_means, embed_task
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,8 @@ class ICaRL(Rehearsal):
             own = (labels == label).nonzero()[:, 0]
             rows.append(len(self.buffer) + own[herding(features[own], each)])
         self.buffer.offer(task.train, labels, torch.cat(rows))
-        self.means = self.means_of_exemplars()
-
-    def means_of_exemplars(self) -> Tensor:
-        """Compute the unit-length mean of each class's exemplars, [K, D]."""
         exemplars = self.backbone.embed_set(self.buffer.images, batch_size=self.embed_batch_size)
-        exemplars, labels = F.normalize(exemplars, dim=1), self.buffer.labels
-        means = [exemplars[labels == label].mean(dim=0) for label in range(len(self.classes))]
-        return F.normalize(torch.stack(means), dim=1)
+        self.means = F.normalize(class_means(F.normalize(exemplars, dim=1), self.buffer.labels), dim=1)
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with the nearest mean of exemplars."""
