@@ -131,10 +131,11 @@ def bias(logits: Tensor, labels: Tensor, new: int) -> Tensor:
     """Return the alpha and beta, [2], that minimise the cross-entropy of logits [B, K] and labels [B]."""
     start = torch.tensor(IDENTITY)
     numbers = start.clone().requires_grad_()
-    minimise(
-        lambda: F.cross_entropy(correct(logits, numbers, new), labels) + RIDGE * ((numbers - start) ** 2).sum(),
-        [numbers],
-    )
+
+    def loss() -> Tensor:
+        return F.cross_entropy(correct(logits, numbers, new), labels) + RIDGE * ((numbers - start) ** 2).sum()
+
+    minimise(loss, [numbers])
     return numbers.detach()
 
 

@@ -136,10 +136,10 @@ def linear(embeddings: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Te
     counts = labels.bincount(minlength=classes).clamp(min=1)
     weight = torch.zeros(classes, embeddings.shape[1], requires_grad=True)
     bias = torch.zeros(classes, requires_grad=True)
-    minimise(
-        lambda: (
-            F.cross_entropy(F.linear(embeddings, weight, bias), labels, weight=1 / counts) + RIDGE * (weight**2).sum()
-        ),
-        [weight, bias],
-    )
+
+    def loss() -> Tensor:
+        logits = F.linear(embeddings, weight, bias)
+        return F.cross_entropy(logits, labels, weight=1 / counts) + RIDGE * (weight**2).sum()
+
+    minimise(loss, [weight, bias])
     return weight.detach(), bias.detach()
