@@ -12,7 +12,9 @@ from protosteer.methods import METHODS
 from protosteer.methods.buffer import Buffer
 from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.derpp import DERpp
+from protosteer.methods.finetune import Finetune
 from protosteer.methods.finetune_base import Rehearsal
+from protosteer.methods.joint import Joint
 from protosteer.methods.testing import GROUPS, toy_images
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import Stage
@@ -178,3 +180,17 @@ def test_a_network_that_is_retrained_does_not_depend_on_earlier_trainings(name):
     for method in (fresh, spoilt):
         learn_task(method, GROUPS[2])
         assert method.state() == whole.state()
+
+
+def test_joint_training_keeps_every_image_with_its_label():
+    method = Maker(Joint).after()
+    pixels = torch.cat([toy_images(group)[0] for group in GROUPS])
+    labels = [method.classes.index(label) for group in GROUPS for label in toy_images(group)[1]]
+    assert torch.equal(method.buffer.pixels, pixels) and method.buffer.labels.tolist() == labels
+
+
+def test_joint_training_on_a_single_task_is_fine_tuning():
+    joint, plain = (Maker(method, {**Joint.test_settings, "schedule": "cosine"})() for method in (Joint, Finetune))
+    for method in (joint, plain):
+        learn_task(method, [name for group in GROUPS for name in group])
+    assert all(torch.equal(p, plain.parameters()[name]) for name, p in joint.parameters().items())
