@@ -69,7 +69,8 @@ class Network(Method):
         s, loss, drawn = self.settings, self.loss, self.generator
         job = TrainingJob(task, images, targets, self.backbone, parameters, optimiser, loss, s, drawn, self.views)
         fit(self.training_job(job))
-        self.teacher = None
+        if self.distils:
+            self.teacher = None
         self.tasks.append(classes)
         self.end_task(task, labels)
 
