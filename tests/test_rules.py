@@ -52,10 +52,8 @@ def test_errors_add_up_to_all_images(learner):
 
 
 def test_a_rule_knows_what_it_stored(learner):
-    own, other = (
-        RULES[learner.settings.rule],
-        RULES[{"paper": "evidence"}.get(learner.settings.rule, "paper")],
-    )
+    rule = learner.settings.rule
+    own, other = RULES[rule], RULES["evidence" if rule == "paper" else "paper"]
     for task in learner.memory.tasks:
         assert own.stored(task.classes) and not other.stored(task.classes)
     assert (learner.reader.loo_predictions() is None) == learner.reader.needs_heldout

@@ -131,10 +131,8 @@ def test_left_out_whitened_scores_are_those_of_a_model_without_the_image():
     share = whitened.shrinkage
     scale = whitened.statistics.scatter.trace() / float((whitened.statistics.sizes - 1).sum()) / DIM
     for i, row in enumerate(rows.tolist()):
-        owner, place = (
-            int(whitened.statistics.owners[row]),
-            row - int((whitened.statistics.owners < whitened.statistics.owners[row]).sum()),
-        )
+        owner = int(whitened.statistics.owners[row])
+        place = row - int((whitened.statistics.owners < owner).sum())
         keep = torch.arange(len(drawn[owner].points)) != place
         without = list(drawn)
         without[owner] = ClassSummary(drawn[owner].points[keep], drawn[owner].counts[keep], drawn[owner].deviations)

@@ -182,16 +182,8 @@ class EvidenceClassifier:
             return ClassifierMatches(logits, tried, winners, embeddings, passes, similarities)
         winners = self.class_tasks[scored.class_ids.gather(1, best)[:, 0]]
         logits, similarities = logits.float(), scored.without_sample(similarities).float()
-        return ClassifierMatches(
-            logits,
-            tried,
-            winners,
-            embeddings,
-            passes,
-            similarities,
-            class_ids=self.order[scored.class_ids],
-            log_other_mass=rest.float(),
-        )
+        others = {"class_ids": self.order[scored.class_ids], "log_other_mass": rest.float()}
+        return ClassifierMatches(logits, tried, winners, embeddings, passes, similarities, **others)
 
     def _in_index_order(self, columns: Tensor) -> Tensor:
         """float32 [B, C]."""
