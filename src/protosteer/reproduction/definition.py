@@ -193,21 +193,20 @@ def _comparison(table: Mapping[str, Any] | None) -> Comparison | None:
 
 
 def _lines(table: Mapping[str, Mapping[str, Any]]) -> tuple[Line, ...]:
-    return tuple(_line(key, dict(values)) for key, values in table.items())
-
-
-def _line(key: str, values: dict[str, Any]) -> Line:
-    title, cited, learned_in = values.pop("title", key), values.pop("cited", False), values.pop("learned_in", "")
-    return Line(key, title, values, cited, learned_in)
+    lines = []
+    for key, given in table.items():
+        values = dict(given)
+        title, cited, learned_in = values.pop("title", key), values.pop("cited", False), values.pop("learned_in", "")
+        lines.append(Line(key, title, values, cited, learned_in))
+    return tuple(lines)
 
 
 def _changed(lines: tuple[Line, ...], changes: Mapping[str, Mapping[str, Any]]) -> tuple[Line, ...]:
-    return tuple(_merged(line, dict(changes.get(line.key, {}))) for line in lines)
-
-
-def _merged(line: Line, changes: dict[str, Any]) -> Line:
-    title = changes.pop("title", line.title)
-    return replace(line, title=title, values={**line.values, **changes})
+    changed = []
+    for line in lines:
+        values = {"title": line.title, **line.values, **changes.get(line.key, {})}
+        changed.append(replace(line, title=values.pop("title"), values=values))
+    return tuple(changed)
 
 
 def read_scale(folder: Path, name: str) -> Scale:
