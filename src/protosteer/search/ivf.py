@@ -63,7 +63,7 @@ class IVFSearch:
     """Compares a query with the vectors [N, D] of the nearest lists, in half precision."""
 
     def __init__(self, vectors: Tensor, options: IVFOptions):
-        faiss = _faiss()
+        faiss: Any = importlib.import_module("faiss")
         self.size, dim = len(vectors), vectors.shape[1]
         rows = vectors.contiguous().numpy()
         lists = max(1, min(len(rows) // options.vectors_per_list, options.max_lists))
@@ -88,7 +88,3 @@ class IVFSearch:
             others = torch.arange(min(count + len(here), self.size))
             found[row] = torch.cat([here, others[~torch.isin(others, here)]])[:count]
         return found
-
-
-def _faiss() -> Any:
-    return importlib.import_module("faiss")
