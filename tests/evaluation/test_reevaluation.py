@@ -83,6 +83,43 @@ def test_class_orders_and_sweeps_are_evaluated_together(tmp_path):
     assert one[0]["retrieval_accuracy"] < five[0]["retrieval_accuracy"]
 
 
+def test_runs_that_learned_with_other_settings_are_rows_of_their_own(tmp_path):
+    values = {**VALUES, "method": "ncm,ranpac", "class_orders": "1,2", "features": 20, "first_session": "none"}
+    for name in ("epochs", "batch_size", "neck_hidden", "augmentation", "centroids"):
+        del values[name]
+    run_several(plan_experiments({**values, "sweep": ["centroids=1,2"], "out": tmp_path / "r"}))
+    again = plan_reevaluation(tmp_path / "r", {"neighbours": 1, "epochs": 2, "device": "cpu", "out": tmp_path / "e"})
+    assert {label: len(row) for label, row in again.items()} == {"ncm": 2, "ncm, centroids 2": 2, "ranpac": 2}
+    figures = run_several(again).figures
+    assert figures["ncm"]["mean"]["last_accuracy"] != figures["ncm, centroids 2"]["mean"]["last_accuracy"]
+    swept = plan_reevaluation(tmp_path / "r", {"sweep": ["neighbours=1,5"], "device": "cpu"})
+    assert list(swept) == [f"ncm{c}, neighbours {n}" for c in ("", ", centroids 2") for n in (1, 5)], "ranpac has none"
+    with expect_error("unknown-setting", SettingsError):
+        plan_reevaluation(tmp_path / "r", {"neighbours": 1, "epohcs": 2})
+    with expect_error("conflicting-options", SettingsError):
+        plan_reevaluation(tmp_path / "r", {"sweep": ["neighbours=1,5"], "neighbours": 2})
+
+
+def test_an_evaluation_says_what_was_learned_with_even_if_it_is_evaluated_again(finished, tmp_path):
+    place = tmp_path / "all"
+    shutil.copytree(finished, place / "r")
+    run_several(plan_reevaluation(place / "r", {"neighbours": 1, "device": "cpu", "out": place / "one"}))
+    run_several(plan_reevaluation(place / "one", {"neighbours": 2, "device": "cpu", "out": tmp_path / "two"}))
+    assert list(gather([str(tmp_path / "two")])) == ["cpp"]
+    known = json.loads((tmp_path / "two/manifest.json").read_text())["configuration"]
+    assert known["learned_with"] == {"neighbours": 3}
+    (row,) = plan_reevaluation(place, {"neighbours": 2, "device": "cpu"}).values()
+    assert [one.states_from for one in row] == [place / "r"], "evaluations are no runs to be evaluated"
+
+
+def test_an_evaluation_under_the_run_s_own_settings_is_the_same_run(finished, tmp_path):
+    run_several(plan_reevaluation(finished, {"sweep": ["neighbours=1,3"], "device": "cpu", "out": tmp_path / "e"}))
+    rows = gather([str(finished), str(tmp_path / "e")])
+    assert {label: len(runs) for label, runs in rows.items()} == {"cpp": 2, "cpp, neighbours 1 (learned with 3)": 2}
+    with expect_error("repeated-seed", RunError):
+        gather([str(finished), str(finished)])
+
+
 def test_the_split_of_a_run_comes_from_its_manifest_if_a_file_made_it(tmp_path, capsys):
     order = tmp_path / "order.txt"
     order.write_text("\n".join(str(digit) for digit in (9, 8, 7, 6, 5, 4, 3, 2, 1, 0)))
@@ -104,10 +141,11 @@ def test_other_images_are_refused(finished, tmp_path):
     path.write_text(json.dumps(known))
     with expect_error("other-configuration", RunError, path=tmp_path / "r"):
         run_several(plan_reevaluation(tmp_path / "r", {"device": "cpu"}))
-    known["configuration"]["stream"]["name"] = "folder:shop"
-    path.write_text(json.dumps(known))
-    with expect_error("no-stream", RunError):
-        plan_reevaluation(tmp_path / "r", {})
+    for name in ("folder:shop", "domains:shop", "greys"):
+        known["configuration"]["stream"]["name"] = name
+        path.write_text(json.dumps(known))
+        with expect_error("no-stream", RunError):
+            plan_reevaluation(tmp_path / "r", {})
 
 
 @pytest.mark.parametrize("damage", ["method", "states"])

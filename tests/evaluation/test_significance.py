@@ -109,6 +109,22 @@ def test_rows_are_paired_by_class_order_and_seed_and_aligned_by_image(tmp_path: 
     assert compare_with_first(rows)["better"]["pairs"] == 0, "other images of the same classes"
 
 
+def test_a_pair_that_other_seeds_repeat_counts_once(tmp_path: Path) -> None:
+    orders = [("a", "b"), ("b", "a")]
+    base, better = [hits(0.6), hits(0.61)], [hits(0.8), hits(0.81)]
+    rows = {
+        name: [
+            run(tmp_path / f"{name}{order}-{seed}", seed, right[order], orders[order])
+            for order in (0, 1)
+            for seed in range(seeds)
+        ]
+        for name, right, seeds in (("base", base, 3), ("better", better, 3))
+    }
+    once = {name: [one for one in row if one["seed"] == 0] for name, row in rows.items()}
+    repeated, single = (compare_with_first(found)["better"] for found in (rows, once))
+    assert repeated["pairs"] == 2 and repeated == single
+
+
 def test_what_cannot_be_tested_is_named(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     with expect_error("no-predictions", RunError):

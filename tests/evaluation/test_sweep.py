@@ -170,7 +170,8 @@ def test_class_orders_are_runs_of_one_row(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_a_grid_that_goes_to_the_methods_that_have_the_setting(tmp_path: Path) -> None:
-    made = plan("ncm,ranpac", sweep=["centroids=1,2", "tasks=2,3"], features=20, first_session="none", out=tmp_path)
+    sweep = ["centroids=1,2", "tasks=2,3"]
+    made = plan("ncm,ranpac", sweep=sweep, tasks=None, features=20, first_session="none", out=tmp_path)
     assert list(made) == [
         *(f"ncm, centroids {c}, tasks {t}" for c in (1, 2) for t in (2, 3)), "ranpac, tasks 2", "ranpac, tasks 3",
     ]  # fmt: skip
@@ -206,6 +207,8 @@ def test_finished_runs_of_a_sweep_are_reused(tmp_path: Path) -> None:
         ({"sweep": ["backbone=nano,mini"]}, "bad-sweep"),
         ({"sweep": ["centroid=1,2"]}, "unknown-setting"),
         ({"sweep": ["centroids=0,1"]}, "setting-out-of-bounds"),
+        ({"sweep": ["centroids=1,2"], "centroids": 3}, "conflicting-options"),
+        ({"sweep": ["tasks=2,5"]}, "conflicting-options"),
         ({"published": True}, "no-published-settings"),
     ],
 )

@@ -96,6 +96,7 @@ def test_several_methods_may_come_from_files(files: Path) -> None:
         ("gone.py:Mine", None, "no-plugin-file"),
         ("mine.py:Theirs", None, "no-plugin-name"),
         ("mine.py:", None, "no-plugin-name"),
+        ("mine.py", None, "no-plugin-name"),
         ("mine.py:number", None, "not-a-method"),
         ("bad.py:Mine", "import nowhere_to_be_found", "broken-plugin"),
         ("bad.py:Mine", "raise SyntaxError('x\\ny')", "broken-plugin"),

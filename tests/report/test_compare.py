@@ -196,15 +196,26 @@ def test_tests_are_in_every_form() -> None:
 def test_latex_escapes_and_has_as_many_cells_in_every_row() -> None:
     rows = {"a_b & 5 % #1 ^ \\x": ROWS["cpp"], "ncm": ROWS["ncm"]}
     text = compare.comparison_latex(rows, {})
-    lines_ = text.splitlines()
-    assert lines_[0].startswith(r"\begin{tabular}{lrr") and lines_[1] == r"\toprule" and lines_[-1] == r"\end{tabular}"
-    body = [line for line in lines_ if line.endswith(r" \\")]
-    columns = lines_[0].partition("}{")[2].rstrip("}")
-    counts = {len(line.replace(r"\&", "and").split(" & ")) for line in body}
-    assert len(body) == 3 and counts == {len(columns)}
+    about, *tables = text.split("\n\n")
+    assert about.startswith("% Mean and standard deviation over a_b & 5 % #1 ^ \\x: 3 seeds; ncm: ")
+    for table in tables:
+        title, begin, rule, *rest = table.strip().splitlines()
+        assert title.startswith("% ") and rule == r"\toprule" and rest[-1] == r"\end{tabular}"
+        body = [line for line in rest if line.endswith(r" \\")]
+        columns = begin.removeprefix(r"\begin{tabular}{").rstrip("}")
+        counts = {len(line.replace(r"\&", "and").split(" & ")) for line in body}
+        assert len(body) == 3 and counts == {len(columns)} and len(columns) < 10
+        longest = max(len(line) for cell in body[0].split(" & ") for line in cell.split(r"\\"))
+        assert longest < 16 + len(r"\shortstack[r]{}")
+    assert "Blurry" not in text and "Cost" in text
+    blurry = compare.comparison_latex({"ncm": [seed(0, blurred_images=10.0, anytime_accuracy=90.0)]})
+    assert "% Blurry task boundaries" in blurry
+    body = [line for line in tables[0].splitlines() if line.endswith(r" \\")]
     assert body[1].startswith(r"a\_b \& 5 \% \#1 \textasciicircum{} \textbackslash{}x & 3 & 92.00 $\pm$ 2.00")
     assert "–" not in text and "±" not in text
-    assert compare.comparison_latex(rows, {"ncm": TESTS["ncm"]}).count(r"\begin{tabular}") == 2
+    tested = compare.comparison_latex(rows, {"ncm": TESTS["ncm"]})
+    assert tested.count(r"\begin{tabular}") == text.count(r"\begin{tabular}") + 1
+    assert "difference from ncm" in tested.split("\n\n")[-1].splitlines()[0]
 
 
 def test_transfer_has_a_table_if_a_run_has_it() -> None:

@@ -39,7 +39,7 @@ from protosteer.cli.options import (
     parse_settings,
 )
 from protosteer.cli.torchrun import output_path
-from protosteer.util.text import counted, one_line
+from protosteer.util.text import one_line
 
 if TYPE_CHECKING:
     from protosteer.evaluation.experiment import Experiment
@@ -187,7 +187,7 @@ def report_plan(plan: Plan, how: Mapping[str, Any], as_json: bool) -> None:
     elif outcome.figures:
         show(comparison_tables({name: figures["seeds"] for name, figures in outcome.figures.items()}))
     if outcome.figures:
-        say(f"Written: {counted(len(folders), 'run folder')} in {place}")
+        say(f"Written: {folders[0]}" if len(folders) == 1 else f"Written: {len(folders)} run folders in {place}")
     for label, error in outcome.failed.items():
         say(f"error: method {label}: {one_line(in_flags(str(error)))}")
     if outcome.failed:

@@ -140,6 +140,7 @@ FLAGS = {
     "out=": "--out",
     "overwrite=True": "--overwrite",
     "port=": "--port",
+    "published=True": "--settings published",
     "resume=True": "--resume",
     "seeds=": "--seeds",
     "skip_unreadable=True": "--skip-unreadable",

@@ -25,22 +25,26 @@ def gather(given: Sequence[str]) -> Rows:
 
     Returns:
         By the row's label, the metrics of every class order and seed, with `class_order`, the `folder` they are in and
-        `test_images`: of runs that were tested on the same images it is equal.
+        `test_images`: of runs that were tested on the same images it is equal. Copies of a run count once.
 
     Raises:
-        RunError: A run is given twice (code "repeated-seed"), or a label (code "repeated-label").
+        RunError: A folder is given twice, or another run of the same configuration, class order and seed (code
+            "repeated-seed"), or a label (code "repeated-label").
     """
     groups: list[tuple[str, dict[str, Any], dict[Any, dict[str, Any]]]] = []  # label, configuration, runs
     for label, path in ((label, path) for label, root in map(_parse, given) for path in run_folders(root)):
         configuration, seeds = read_run(path)
-        order, shared = _without_order(configuration)
-        group = next((g for g in groups if (g[0], _without_order(g[1])[1]) == (label, shared)), None)
+        order, shared = without_order(configuration)
+        group = next((g for g in groups if (g[0], without_order(g[1])[1]) == (label, shared)), None)
         if group is None:
             group = (label, configuration, {})
             groups.append(group)
         for figures in seeds:
             seed = figures["seed"]
-            if (order, seed) in group[2]:
+            known = group[2].get((order, seed))
+            if known and known["folder"] != str(RunFolder(path).seed(seed)) and _is_same_training(known, figures):
+                continue  # a copy, or an evaluation under the settings that the run has anyway
+            if known:
                 message = (
                     f"{path} has seed {seed} of a configuration that another folder has too; leave one "
                     "out, or give each its own label (LABEL=FOLDER)"
@@ -51,13 +55,19 @@ def gather(given: Sequence[str]) -> Rows:
             images = _test_images(configuration["stream"])
             group[2][order, seed] = {**figures, "class_order": name, "folder": place, "test_images": images}
     rows: Rows = {}
-    labels = _labels([configuration for _, configuration, _ in groups])
+    labels = row_labels([configuration for _, configuration, _ in groups])
     for (given_label, _, runs), label in zip(groups, labels, strict=True):
         if given_label in rows:
             message = f"label '{given_label}' stands for two configurations; give each its own"
             raise RunError(message, code="repeated-label", label=given_label)
         rows[given_label or label] = sorted(runs.values(), key=lambda run: (run["class_order"], run["seed"]))
     return rows
+
+
+def _is_same_training(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether metrics are of one training: seconds are never equal otherwise."""
+    names = ("matrix", "train_seconds")
+    return bool(first.get("train_seconds")) and all(first.get(name) == second.get(name) for name in names)
 
 
 def run_folders(root: Path) -> list[Path]:
@@ -74,7 +84,7 @@ def _test_images(stream: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _without_order(configuration: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+def without_order(configuration: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the class order, and the rest of a configuration; a task file's order stays part of the latter."""
     stream = configuration["stream"]
     if stream["options"].get("task_file"):
@@ -101,7 +111,7 @@ def _parse(word: str) -> tuple[str, Path]:
     return (label, Path(path)) if equals and label and not Path(word).is_dir() else ("", Path(word))
 
 
-def _labels(configurations: list[dict[str, Any]]) -> list[str]:
+def row_labels(configurations: list[dict[str, Any]]) -> list[str]:
     """Label each row by its method, by data and backbone if they differ, and by what is not a default.
 
     Defaults are omitted, and so are settings that all rows of a method share.

@@ -158,16 +158,17 @@ def published_settings(method: str, stream: str) -> Mapping[str, Any]:
     """
     known, name = find_method(method).published, find_benchmark(stream).name
     if name not in known:
-        streams = f"only for {', '.join(known)}" if known else "for no stream"
-        message = f"method {method} has published settings {streams}, not for {name}; leave published out"
+        streams = f"only for {', '.join(known)}" if known else "for no benchmark"
+        message = f"the authors of {method} publish settings {streams}; leave out published=True to use the defaults"
         raise SettingsError(message, code="no-published-settings", method=method, stream=name)
     return known[name]
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Override a configuration; a given way to split the classes replaces the configuration's."""
-    ways = ("tasks", "base", "increment", "task_file")
-    replaced = ways if any(way in given for way in ways) else ()
+    """Override a configuration; a sweep, or a way to split or order the classes, replaces what the configuration has."""
+    swept = {word.partition("=")[0].strip() for word in given.get("sweep", ())}
+    alternatives = (("tasks", "base", "increment", "task_file"), ("class_order", "class_orders"))
+    replaced = swept.union(*(ways for ways in alternatives if any(way in given for way in ways)))
     return {**{name: value for name, value in config.items() if name not in replaced}, **given}
 
 

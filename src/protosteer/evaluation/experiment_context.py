@@ -72,7 +72,8 @@ def _learned_with(run: Path, configuration: Mapping[str, Any]) -> dict[str, Any]
         message = f"{run} learned with other images or weights ({listed(changed, 4)}); name those of the run"
         raise RunError(message, code="other-configuration", path=run, changed=changed)
     settings = configuration["settings"]
-    other = {name: value for name, value in old["settings"].items() if settings.get(name) != value}
+    learned = {**old["settings"], **old.get("learned_with", {})}  # the run may be an evaluation itself
+    other = {name: value for name, value in learned.items() if settings.get(name) != value}
     return {"learned_with": other} if other else {}
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from protosteer.errors import RunError
-from protosteer.evaluation.comparison import run_folders
+from protosteer.evaluation.comparison import row_labels, run_folders, without_order
 from protosteer.evaluation.experiment import Experiment
 from protosteer.evaluation.run_folder import MANIFEST, read_run
-from protosteer.evaluation.sweep import Plan, plan_experiments
+from protosteer.evaluation.sweep import Plan, parse_sweep, plan_experiments
 from protosteer.methods import ENTRY_POINTS, METHODS, find_method
-from protosteer.streams import folder
+from protosteer.streams import BENCHMARKS, StreamOptions, folder
+from protosteer.streams import ENTRY_POINTS as STREAMS
 from protosteer.streams.options import NATURAL, SEED
 from protosteer.util.plugins import entry_point_names, is_file_spec
 
@@ -20,7 +21,8 @@ from protosteer.util.plugins import entry_point_names, is_file_spec
 def plan_reevaluation(run: Path, values: Mapping[str, Any]) -> Plan:
     """Plan the evaluation of a finished run, or of every run in a folder, such as those of several class orders.
 
-    A setting that acts in training has no effect; the manifest keeps the settings that were learned with.
+    A setting that acts in training has no effect; the manifest keeps the settings that were learned with. Of several
+    runs, those whose method has a changed setting take part, and no evaluations of other runs.
 
     Args:
         run: The folder.
@@ -35,24 +37,52 @@ def plan_reevaluation(run: Path, values: Mapping[str, Any]) -> Plan:
         RunError: The runs are of several benchmarks or backbones (code "several-benchmarks"), of a folder that `stream`
             must name (code "no-stream"), or of another method than `method` (code "other-method").
     """
-    plan: Plan = {}
-    shared = set()
-    for path in run_folders(run):
-        configuration, seeds = read_run(path)
-        shared.add((configuration["stream"]["name"], configuration["backbone"]["fingerprint"]))
-        name = configuration["stream"]["name"]
-        if name.startswith(folder.PREFIX) and "stream" not in values:
-            raise RunError(f"{path} is of {name}; say where its images are: stream=folder:PATH", code="no-stream")
-        known = run_values(path, configuration)
+    runs = [(path, *read_run(path)) for path in run_folders(run)]
+    runs = [one for one in runs if "learned_with" not in one[1]] or runs
+    for path, configuration, _ in runs:
+        _check_stream(path, configuration, values)
         _check_method(path, configuration, values.get("method"))
-        own = {**known, "seeds": [figures["seed"] for figures in seeds], **values}
-        own["out"] = Path(values.get("out") or _default_folder(run, values), path.relative_to(run))
-        for label, experiments in plan_experiments(own).items():
-            plan.setdefault(label, []).extend(experiments)
-    if len(shared) > 1:
+    if len({(known["stream"]["name"], known["backbone"]["fingerprint"]) for _, known, _ in runs}) > 1:
         message = f"{run} has runs of several benchmarks or backbones; evaluate each by itself"
         raise RunError(message, code="several-benchmarks", path=run)
+    axes = parse_sweep(values.get("sweep", ()))
+    fields = {*Experiment.hints(), *get_type_hints(StreamOptions), "sweep"}
+    changed = {*values, *axes} - fields
+    runs = [one for one in runs if changed.intersection(one[1]["settings"])] or runs
+    having = {name for _, known, _ in runs for name in changed.intersection(known["settings"])}
+    labels = _run_labels([configuration for _, configuration, _ in runs])
+    plan: Plan = {}
+    for (path, configuration, seeds), label in zip(runs, labels, strict=True):
+        lacking = having.difference(configuration["settings"])
+        own = {name: value for name, value in run_values(path, configuration).items() if name not in axes}
+        own["seeds"] = [figures["seed"] for figures in seeds]
+        own |= {name: value for name, value in values.items() if name not in lacking}
+        own["sweep"] = {name: choices for name, choices in axes.items() if name not in lacking}
+        own["out"] = Path(values.get("out") or _default_folder(run, values), path.relative_to(run))
+        for point, experiments in plan_experiments(own).items():
+            plan.setdefault(label + point.removeprefix(configuration["method"]), []).extend(experiments)
     return plan
+
+
+def _run_labels(configurations: Sequence[dict[str, Any]]) -> list[str]:
+    """Label every run by what it learned with; runs that differ in class order alone have one label."""
+    shared = [without_order(configuration)[1] for configuration in configurations]
+    distinct = [one for i, one in enumerate(shared) if one not in shared[:i]]
+    labels = row_labels(distinct)
+    return [labels[distinct.index(one)] for one in shared]
+
+
+def _check_stream(path: Path, configuration: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise RunError unless the run's stream is known by name, or given."""
+    name = configuration["stream"]["name"]
+    if "stream" in values:
+        return
+    for prefix in (folder.PREFIX, folder.DOMAINS):
+        if name.startswith(prefix):
+            raise RunError(f"{path} is of {name}; say where its images are: stream={prefix}PATH", code="no-stream")
+    if name not in [*BENCHMARKS, *entry_point_names(STREAMS)]:
+        message = f"{path} is of {name}, which no installed benchmark is called; name it: stream=path/to/file.py:NAME"
+        raise RunError(message, code="no-stream", path=path)
 
 
 def _check_method(path: Path, configuration: Mapping[str, Any], given: str | None) -> None:

@@ -19,7 +19,7 @@ from protosteer.runtime.executor import Executor, Job
 from protosteer.runtime.progress import Stage
 from protosteer.streams import Stream
 from protosteer.util.files import replacing, writing
-from protosteer.util.text import one_line
+from protosteer.util.text import counted, one_line
 
 if TYPE_CHECKING:
     from protosteer.evaluation.experiment import Experiment
@@ -85,7 +85,8 @@ def run_seed(
             store.copy_learned(RunFolder(experiment.states_from).seed(seed))
         done = len(store.rows())
         start = f"{method.name}, resumes after task {done}" if done else method.name
-        reporter.begin(f"seed {seed}", f"{start}, {len(stream)} tasks, {len(stream.classes)} classes", done)
+        tasks, classes = counted(len(stream), "task"), counted(len(stream.classes), "class")
+        reporter.begin(f"seed {seed}", f"{start}, {tasks}, {classes}", done)
         run = run_stream(method, stream, reporter.on_stage, reporter.on_task, store)
         store.finish({"seed": seed, **run.to_dict()})
     store.clean()

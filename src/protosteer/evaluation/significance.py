@@ -6,6 +6,7 @@
   for each pair of runs with the same class order, seed and test images; the largest counts, which holds for every pair.
 - Holm's correction of these p-values for the number of rows that are compared with the first.
 - Paired t-test and Wilcoxon's signed-rank test over pairs of runs: do the mean accuracies differ over seeds and orders?
+  Pairs that a method without randomness repeats, seed by seed, count once.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def compare_with_first(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[
 
     Returns:
         By label: `accuracy`, mean over images and runs in percent, with `accuracy_low` and `accuracy_high`. If the row
-        has runs of the same class order, seed and test images as the first: how many (`pairs`), `difference` from the first over
-        them in percentage points, with `difference_low` and `difference_high`, `mcnemar_p`, `mcnemar_holm_p`, and with
+        has runs of the same class order, seed and test images as the first: how many different ones (`pairs`), `difference`
+        from the first over them in percentage points, with `difference_low` and `difference_high`, `mcnemar_p`, `mcnemar_holm_p`, and with
         two pairs or more `t_p` and `wilcoxon_p`.
 
     Raises:
@@ -85,6 +86,10 @@ def _accuracy(row: Sequence[_Hits]) -> dict[str, Any]:
 def _differences(row: Sequence[_Hits], reference: Sequence[_Hits]) -> dict[str, Any]:
     known = {hits.key: hits for hits in reference}
     pairs = [(hits, known[hits.key]) for hits in row if hits.key in known and hits.same_images(known[hits.key])]
+    # A method without randomness predicts the same under every seed: two such runs are no further evidence.
+    pairs = list(
+        {(hits.key[0], hits.right.tobytes(), other.right.tobytes()): (hits, other) for hits, other in pairs}.values()
+    )
     if not pairs:
         return {"pairs": 0}
     gaps = np.array([own.right.astype(float) - other.right for own, other in pairs])  # [pairs, images]

@@ -30,7 +30,7 @@ from protosteer.runtime.executor import Executor
 from protosteer.settings import parse_value, unknown_setting
 from protosteer.streams import StreamOptions, find_benchmark
 from protosteer.streams.options import SEED
-from protosteer.util.text import counted, listed
+from protosteer.util.text import listed
 
 ALL = "all"
 
@@ -67,7 +67,7 @@ def plan_experiments(values: Mapping[str, Any]) -> Plan:
 
     Args:
         values: Fields, stream options and settings as `Experiment.from_values` takes them; and `class_orders`, such as
-            "1993,1,2", and `sweep`, such as ["temperature=0.2,0.6"].
+            "1993,1,2", and `sweep`, such as ["temperature=0.2,0.6"] or {"temperature": (0.2, 0.6)}.
 
     Returns:
         The experiments of every row of the comparison.
@@ -79,7 +79,7 @@ def plan_experiments(values: Mapping[str, Any]) -> Plan:
     specs = {find_method(word).name: word for word in _methods(values)}  # a file's method is found by its file
     names = list(specs)
     run = {*Experiment.hints(), *get_type_hints(StreamOptions), "seed"}  # seed: its error says that it is `seeds`
-    _check_axes(axes, run)
+    _check_axes(axes, run, values)
     _check_known([name for name in {**values, **axes} if name not in run], names, run)
     having = {
         "preset": _having(values.get("preset"), names, lambda name: find_method(name).preset(values["preset"])),
@@ -143,8 +143,10 @@ def parse_orders(given: Any) -> list[str]:
     return orders
 
 
-def parse_sweep(given: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Parse words such as "temperature=0.2,0.6" into the values of each setting."""
+def parse_sweep(given: Sequence[str] | Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    """Parse words such as "temperature=0.2,0.6" into the values of each setting; a table of values is taken as it is."""
+    if isinstance(given, Mapping):
+        return {name: tuple(values) for name, values in given.items()}
     axes: dict[str, tuple[Any, ...]] = {}
     for word in [given] if isinstance(given, str) else given:
         name, equals, text = word.partition("=")
@@ -156,11 +158,14 @@ def parse_sweep(given: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     return axes
 
 
-def _check_axes(axes: Mapping[str, Any], run: set[str]) -> None:
+def _check_axes(axes: Mapping[str, Any], run: set[str], values: Mapping[str, Any]) -> None:
     for name in axes:
         if name in run and name not in get_type_hints(StreamOptions):
             message = f"sweep: {name} is neither a setting of the method nor an option of the stream; run it by itself"
             raise SettingsError(message, code="bad-sweep", word=name)
+        if values.get(name) is not None:
+            message = f"{name} = {values[name]} is given, and a sweep over {name}; choose one"
+            raise SettingsError(message, code="conflicting-options", name=name)
 
 
 def _settings(method: str) -> list[str]:
@@ -171,7 +176,8 @@ def _check_known(settings: Sequence[str], methods: Sequence[str], run: set[str])
     known = {setting for method in methods for setting in _settings(method)}
     for name in settings:
         if name not in known:
-            message = f"methods {listed(methods, 3)}: {unknown_setting(name, sorted(known | run))}"
+            named = f"method {methods[0]}" if len(methods) == 1 else f"methods {listed(methods, 3)}"
+            message = f"{named}: {unknown_setting(name, sorted(known | run))}"
             raise SettingsError(message, code="unknown-setting", name=name)
 
 
@@ -229,13 +235,14 @@ def run_several(
     else:
         options |= {"resume": resume, "overwrite": overwrite, "on_message": on_message, "context": context}
         found = []
-        for i, experiment in enumerate(experiments, 1):
-            on_message(f"{experiment.folder.name}, {i} of {counted(len(experiments), 'run')}")
+        names = [f"{label}{_order_name(one, row)}" for label, row in plan.items() for one in row]
+        for i, (name, experiment) in enumerate(zip(names, experiments, strict=True), 1):
+            on_message(f"{name}: run {i} of {len(experiments)}")
             try:
                 found.append(run_experiment(experiment, **options))
             except ProtosteerError as error:
                 found.append(error)
-                on_message(f"{experiment.folder.name} failed: {error}")
+                on_message(f"{name} failed: {error}")
     results, outcome = iter(found), Outcome()
     for label, row in plan.items():
         parts = [next(results) for _ in row]
@@ -245,6 +252,10 @@ def run_several(
         else:
             outcome.figures[label] = _over_orders(row, parts)
     return outcome
+
+
+def _order_name(experiment: Experiment, row: Sequence[Experiment]) -> str:
+    return f", class order {experiment.options.class_order.removeprefix(SEED)}" if len(row) > 1 else ""
 
 
 def _over_orders(row: Sequence[Experiment], parts: Sequence[Any]) -> dict[str, Any]:

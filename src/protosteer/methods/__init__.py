@@ -5,10 +5,11 @@ Every module of this package is imported, so a file with `@register_method("name
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from pkgutil import iter_modules
 
-from protosteer.errors import SettingsError
+from protosteer.errors import ProtosteerWarning, SettingsError
 from protosteer.methods.base import (
     METHODS,
     Answer,
@@ -31,6 +32,7 @@ ENTRY_POINTS = "protosteer.methods"
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
+_OURS = frozenset(METHODS)
 
 
 def find_method(name: str) -> type[Method]:
@@ -55,6 +57,15 @@ def find_method(name: str) -> type[Method]:
 
 
 def load_plugins() -> None:
-    """Register the methods of all installed packages, which `find_method` finds one by one."""
+    """Register the methods of all installed packages, which `find_method` finds one by one; warn of those left out."""
     for name in entry_point_names(ENTRY_POINTS):
-        find_method(name)
+        if name in _OURS:
+            message = (
+                f"the entry point {name} of an installed package is not used: a method of protosteer has that name"
+            )
+            warnings.warn(message, ProtosteerWarning, stacklevel=2)
+            continue
+        try:
+            find_method(name)
+        except SettingsError as error:
+            warnings.warn(str(error), ProtosteerWarning, stacklevel=2)

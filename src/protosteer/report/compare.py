@@ -52,6 +52,14 @@ TRANSFER = (
 DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
 COSTS = ("bytes_per_class", "trained_parameters", "train_seconds", "eval_seconds")
 PAPER_BYTES = ("prompt_bytes_per_task", "appendix_bytes_per_class")  # as CPP's paper counts memory
+# By title of a LaTeX table. No table is wider than a page.
+LATEX = {
+    "Accuracy (%) and forgetting (points)": tuple(QUALITY),
+    "Blurry task boundaries": BLURRY[:2],
+    "Forgetting and transfer (points), task-incremental accuracy (%)": TRANSFER,
+    "Decisions after the last task": DECIDING,
+    "Cost": (*COSTS, *PAPER_BYTES),
+}
 # The diagnosis next to the other metrics; each method has one kind.
 CAUSES = {f"diagnosis_{name}": metric for name, metric in DIAGNOSIS.items()}
 ENDED = "Test images after the last task, means over tasks"
@@ -130,10 +138,18 @@ def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
 
 
 def comparison_latex(rows: Rows, tests: Tests | None = None) -> str:
-    """Make a LaTeX table (package booktabs) of quality, decisions and costs, and one of the tests."""
+    """Make LaTeX tables (package booktabs) that fit a page, each after a comment with its title; the last has the tests."""
     flat = _flat(rows)
-    metrics = present(_chosen((*QUALITY, *TRANSFER, *DECIDING, *COSTS, *PAPER_BYTES)), flat.items())
-    return tabular(_cells(flat, metrics)) + (f"\n{tabular(test_cells(tests))}" if tests else "")
+    over = "; ".join(f"{without_control(name)}: {_repeats(runs)}" for name, runs in flat.items())
+    parts = [f"% Mean and standard deviation over {over}\n"]
+    for title, names in LATEX.items():
+        metrics = present({name: METRICS[name] for name in names}, flat.items())
+        if metrics and (names[0] != BLURRY[0] or BLURRY[0] in metrics):
+            heading, *lines = _cells(flat, metrics)
+            parts.append(f"% {title}\n{tabular([[fill(cell, 16) for cell in heading], *lines])}")
+    if tests:
+        parts.append(f"% {test_title(tests)}\n{tabular(test_cells(tests))}")
+    return "\n".join(parts)
 
 
 def tabular(lines: Sequence[Sequence[str]]) -> str:
@@ -145,6 +161,8 @@ def tabular(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _latex(text: str) -> str:
+    if "\n" in text:  # a heading of several lines
+        return r"\shortstack[r]{" + r"\\".join(map(_latex, text.splitlines())) + "}"
     escaped = without_control(text).translate(_LATEX)
     return escaped.replace(" ± ", r" $\pm$ ").replace("−", "$-$").replace(NOTHING, "--")
 
@@ -157,14 +175,18 @@ _LATEX = str.maketrans({
 
 def comparison_tests(tests: Tests) -> Table:
     """Make a table of confidence intervals, and of tests against the first row."""
-    first = next(iter(tests))
-    heading = f"Last accuracy (%), mean over images, 95 % bootstrap interval; difference from {first} (points)"
-    table = plain_table(heading, labels(), *numbers(TEST_COLUMNS[1:]))
+    table = plain_table(test_title(tests), labels(), *numbers(TEST_COLUMNS[1:]))
     for name, *cells in test_cells(tests)[1:]:
         table.add_row(label_cell(name), *cells)
     if any(found.get("pairs") == 0 for found in tests.values()):
         table.caption = "Pairs 0: no run has the class order, seed and test images of one of the first row"
     return table
+
+
+def test_title(tests: Tests) -> str:
+    """Return the title of the table of tests, which names the first row."""
+    first = without_control(next(iter(tests)))
+    return f"Last accuracy (%), mean over images, 95 % bootstrap interval; difference from {first} (points)"
 
 
 def test_cells(tests: Tests) -> list[list[str]]:

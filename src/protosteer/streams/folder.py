@@ -21,6 +21,7 @@ from protosteer.data.image_files import tree_checksum
 from protosteer.data.labelled import Dataset, join
 from protosteer.errors import DataError
 from protosteer.streams.base import drawn_mask
+from protosteer.util.text import counted
 
 PREFIX, DOMAINS = "folder:", "domains:"
 TRAIN = "train"
@@ -32,7 +33,8 @@ def benchmark(name: str) -> Benchmark:
     """Return the benchmark of `folder:PATH` or `domains:PATH`."""
     prefix, domains = (DOMAINS, True) if name.startswith(DOMAINS) else (PREFIX, False)
     if name == prefix:
-        raise DataError(f"{prefix} needs a path; write {prefix}PATH, with one sub-folder per class", code="no-folder")
+        parts = "domain" if domains else "class"
+        raise DataError(f"{prefix} needs a path; write {prefix}PATH, with one sub-folder per {parts}", code="no-folder")
     path = Path(name.removeprefix(prefix)).expanduser()
     # Only the folder's own name: checksums identify the images, wherever the folder is.
     own, title = f"{prefix}{path.resolve().name}", f"{'Domains' if domains else 'Classes'} of {path}"
@@ -42,6 +44,13 @@ def benchmark(name: str) -> Benchmark:
 
 def load(path: Path, reading: Reading) -> Dataset:
     """Load the images of `folder:PATH`; the natural order of classes is alphabetical."""
+    dataset = _load(path, reading)
+    if len(dataset.classes) == 1:
+        reading.say(f"{path} has one class, {dataset.classes[0]}: every prediction is right; to compare, give two or more")
+    return dataset
+
+
+def _load(path: Path, reading: Reading) -> Dataset:
     train, test = _splits(path, reading)
     classes = sorted({*train.labels, *test.labels})
     checksums = {TRAIN: tree_checksum(train.paths, path), TESTS[0]: tree_checksum(test.paths, path)}
@@ -55,7 +64,9 @@ def load_domains(path: Path, reading: Reading) -> Dataset:
         raise DataError(f"{path} is not a folder; give one with a sub-folder per domain", code="no-folder", path=path)
     domains = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(domains) < 2:
-        message = f"{path} has {len(domains)} sub-folders; give a folder with one for each of several domains"
+        message = (
+            f"{path} has {counted(len(domains), 'sub-folder')}; give a folder with one for each of several domains"
+        )
         raise DataError(message, code="too-few-tasks", path=path)
     return join(path.name, {domain.name: _domain(domain, reading) for domain in domains})
 
@@ -63,7 +74,7 @@ def load_domains(path: Path, reading: Reading) -> Dataset:
 def _domain(folder: Path, reading: Reading) -> Dataset:
     lists = all_of(folder.parent, *(f"{folder.name}_{half}.txt" for half in (TRAIN, TESTS[0])))
     if not lists:
-        return load(folder, reading)
+        return _load(folder, reading)
     classes, (train, test) = read_lists(*lists)
     return Dataset(folder.name, *lazy(classes, train, test, folder.parent, reading))
 

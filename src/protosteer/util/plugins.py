@@ -6,6 +6,7 @@ Both run code of their author, as any import does.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import sys
 import zlib
@@ -20,8 +21,8 @@ SUFFIX = ".py:"
 
 
 def is_file_spec(name: str) -> bool:
-    """Return whether a name has the form `path/to/file.py:Name`."""
-    return SUFFIX in name
+    """Return whether a name has the form `path/to/file.py:Name`, or names the file alone, which is an error."""
+    return SUFFIX in name or name.endswith(SUFFIX[:-1])
 
 
 def load_from_file(spec: str) -> Any:
@@ -31,7 +32,7 @@ def load_from_file(spec: str) -> Any:
         SettingsError: There is no such file (code "no-plugin-file") or name (code "no-plugin-name"), or the file raises
             an error (code "broken-plugin").
     """
-    place, _, name = spec.rpartition(":")
+    place, name = spec.rsplit(":", 1) if SUFFIX in spec else (spec, "")
     path = Path(place).expanduser().resolve()
     if not path.is_file():
         raise SettingsError(f"{place} does not exist; write path/to/file.py:Name", code="no-plugin-file", path=path)
@@ -49,9 +50,16 @@ def load_from_file(spec: str) -> Any:
             raise _broken(place, error) from error
     module = sys.modules[module_name]
     if not name or not hasattr(module, name):
-        names = listed([known for known in vars(module) if not known.startswith("_")], 5)
-        raise SettingsError(f"{place} has no {name!r}; it has {names}", code="no-plugin-name", name=name)
+        names = listed([known for known, value in vars(module).items() if _is_own(module_name, known, value)], 5)
+        wrong = f"{place} has no {name!r}" if name else f"{place}: write path/to/file.py:Name"
+        raise SettingsError(f"{wrong}; it has {names}", code="no-plugin-name", name=name)
     return getattr(module, name)
+
+
+def _is_own(module: str, name: str, value: Any) -> bool:
+    """Return whether a name of a module is public and was not imported."""
+    imported = inspect.ismodule(value) or (callable(value) and getattr(value, "__module__", module) != module)
+    return not name.startswith("_") and not imported and name != "annotations"
 
 
 def entry_point_names(group: str) -> list[str]:
