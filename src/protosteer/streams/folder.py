@@ -46,7 +46,9 @@ def load(path: Path, reading: Reading) -> Dataset:
     """Load the images of `folder:PATH`; the natural order of classes is alphabetical."""
     dataset = _load(path, reading)
     if len(dataset.classes) == 1:
-        reading.say(f"{path} has one class, {dataset.classes[0]}: every prediction is right; to compare, give two or more")
+        reading.say(
+            f"{path} has one class, {dataset.classes[0]}: every prediction is right; to compare, give two or more"
+        )
     return dataset
 
 
