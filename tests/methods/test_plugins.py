@@ -12,7 +12,7 @@ import torch
 from conftest import easy_task, tiny_backbone
 from expect import expect_cli_error, expect_error
 from protosteer.cli import main
-from protosteer.errors import DataError, SettingsError
+from protosteer.errors import DataError, ProtosteerWarning, SettingsError
 from protosteer.evaluation.sweep import plan_experiments, run_several
 from protosteer.learner import Learner
 from protosteer.methods import METHODS, find_method, load_plugins
@@ -114,12 +114,12 @@ def test_mistakes_in_a_file_are_named(files: Path, spec: str, text: str | None, 
 
 @pytest.fixture
 def installed(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package with two entry points, one of them broken, and a benchmark."""
+    """An installed package with methods, of which one is broken and one has a taken name, and benchmarks, one broken."""
     about = files / "outside-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
-        "[protosteer.methods]\noutside = mine:Plain\n\n[protosteer.streams]\ngreys = greys:GREYS\nlost = nowhere:X\n"
+        "[protosteer.methods]\noutside = mine:Plain\nbroken = nowhere:X\nncm = mine:Plain\n\n[protosteer.streams]\ngreys = greys:GREYS\nlost = nowhere:X\n"
     )
     monkeypatch.syspath_prepend(str(files))
     monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k not in ("mine", "greys")})
@@ -128,7 +128,10 @@ def installed(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_entry_points_are_found_by_name(installed: None) -> None:
     assert find_method("outside").name == "outside" and issubclass(METHODS["outside"], NCM)
-    load_plugins()
+    with pytest.warns(ProtosteerWarning) as warned:
+        load_plugins()
+    assert [w for w in ("broken", "ncm") if any(w in str(one.message) for one in warned)] == ["broken", "ncm"]
+    assert METHODS["ncm"] is NCM and "broken" not in METHODS
     assert isinstance(find_benchmark("greys"), Benchmark)
     with expect_error("broken-plugin", SettingsError):
         find_benchmark("lost")

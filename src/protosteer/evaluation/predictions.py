@@ -15,7 +15,6 @@ import torch
 from protosteer.errors import RunError
 from protosteer.methods.base import Answer
 from protosteer.util.files import read_regular, write_atomically
-from protosteer.util.text import one_line
 
 TOP = 5  # classes per image of which scores are stored
 MAX_BYTES = 2**28  # of all arrays of a file; a million images take less
@@ -72,8 +71,8 @@ class Predictions:
             found._check()
             return found
         except Exception as error:  # numpy and zipfile raise nearly anything
-            reason = one_line(str(error))[:200]
-            message = f"{path} has no predictions ({reason}); evaluate the run again: protosteer evaluate-run"
+            state = "cannot be read: it is damaged or was altered" if path.exists() else "is missing"
+            message = f"{path} {state}; to write predictions again: protosteer evaluate-run"
             raise RunError(message, code="no-predictions", path=path) from error
 
     def _check(self) -> None:
