@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -89,7 +90,9 @@ def output_path(path: Path, is_state: Callable[[Path], bool] = Path.is_file) -> 
     if group.is_rank0:
         return path
     _private = _private or tempfile.TemporaryDirectory(prefix="protosteer-")
-    target = Path(_private.name) / path.resolve().name
+    place = path.resolve()  # run folders of several methods have equal names, such as order-1
+    target = Path(_private.name, f"{zlib.crc32(os.fsencode(place.parent)):08x}", place.name)
+    target.parent.mkdir(exist_ok=True)
     if target.is_file():
         target.unlink()
     for name, content in files.items():
