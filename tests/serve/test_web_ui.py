@@ -277,7 +277,7 @@ def examples(page: Page, name: str, token: str, paths: list[Path]) -> None:
     page.get_by_label("Token", exact=True).fill(token)
     page.get_by_label("Name of the class").fill(name)
     page.locator("#example-files").set_input_files(paths)
-    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_role("button", name="Add", exact=True).click()
 
 
 def delete(page: Page, name: str) -> None:
@@ -295,7 +295,7 @@ def test_a_class_is_taught_recognised_at_once_and_deleted_again(visit, address, 
     expect(page.locator("#teach-answer")).to_contain_text("This is not the service's token")
     expect(page.locator("#examples li")).to_have_count(5)  # nothing that was chosen is lost
     page.get_by_label("Token", exact=True).fill(TOKEN)
-    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_role("button", name="Add", exact=True).click()
     expect(page.locator("#teach-answer")).to_contain_text("“nine” was learned from 5 pictures")
     expect(page.locator(".card h3", has_text="nine")).to_have_count(3)
     expect(page.locator(".plot .dot")).to_have_count(8)
@@ -330,7 +330,7 @@ def test_a_class_is_taught_from_the_camera(visit, evident, tmp_path):
     page.screenshot(path=tmp_path / "camera.png")
     page.get_by_role("button", name="Stop the camera").click()
     expect(page.locator("#viewfinder")).to_be_hidden()
-    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_role("button", name="Add", exact=True).click()
     expect(page.locator("#teach-answer")).to_contain_text("“fake device” was learned from 3 pictures")
     page.get_by_role("button", name="Take a photo").click()  # to ask about
     page.get_by_role("button", name="Take a picture").click()
@@ -498,7 +498,7 @@ def test_how_far_a_probability_can_be_trusted_is_told(visit, evident, folder):
     page = visit(address)
     checked = learner.reader.loo_predictions()
     expect(page.locator("#reliability-words")).to_contain_text(
-        f"{len(checked.correct)} taught pictures, each asked as if it had not been taught: {int(checked.correct.sum())} of"
+        f"{len(checked.correct)} learned pictures, each predicted as if it had not been learned: {int(checked.correct.sum())} of"
     )
     filled = ((checked.confidence * 15).long().clamp(max=14)).unique().tolist()
     expect(page.locator(".diagram circle")).to_have_count(len(filled))
@@ -506,7 +506,7 @@ def test_how_far_a_probability_can_be_trusted_is_told(visit, evident, folder):
     sure = (checked.confidence * 15).long().clamp(max=14) == 14
     assert float(learner.predict(new(folder, "zero")).probabilities.max()) > 14 / 15
     expect(page.locator(".card")).to_contain_text(
-        f"An answer this sure: right for {int(checked.correct[sure].sum())} of {int(sure.sum())} taught pictures"
+        f"Such a probability was right for {int(checked.correct[sure].sum())} of {int(sure.sum())} learned pictures"
     )
 
 
@@ -655,7 +655,7 @@ def test_text_is_legible_and_fits_a_phone(visit, address, folder, scheme, path, 
         choose(page, [*new(folder, "five"), bad, *new(folder, "nine", 3)])
         page.get_by_text("How to read an answer").click()
         page.get_by_text("The map as a table").click()
-        page.get_by_role("button", name="Teach", exact=True).click()
+        page.get_by_role("button", name="Add", exact=True).click()
     contrasts = page.evaluate(CONTRASTS)
     assert len(contrasts) > 40
     assert {text: round(ratio, 2) for text, ratio in contrasts if ratio < 4.5} == {}
@@ -706,7 +706,7 @@ def test_another_model_can_be_chosen_and_answers_for_the_pictures(visit, learner
         page.get_by_label("Name of the class").fill("nine")
         page.get_by_label("Token", exact=True).fill(TOKEN)
         page.locator("#example-files").set_input_files(new(folder, "nine", 5))
-        page.get_by_role("button", name="Teach", exact=True).click()
+        page.get_by_role("button", name="Add", exact=True).click()
         expect(page.locator(".rows li")).to_have_count(len(few.classes) + 1)
         page.screenshot(path=tmp_path / "chooser.png")
         page.close()

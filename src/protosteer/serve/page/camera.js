@@ -1,4 +1,4 @@
-// Pictures from the camera, to ask about or to teach. Browsers offer one to pages of this machine and over https; elsewhere
+// Pictures from the camera, to classify or to learn from. Browsers offer one to pages of this machine and over https; elsewhere
 // a phone takes a photo through its own camera app.
 "use strict";
 const camera = { stream: null, taken: 0, use: "teach" };

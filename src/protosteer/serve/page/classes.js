@@ -13,7 +13,7 @@ function classRow(one) {
     el("span", { class: "what" }, el("span", {}, one.name), el("small", {}, about), checked && el("small", { class: enough ? null : "short" }, checked)), one.thumbnails ? pictures : null, state.model.teaching ? remove : null);
 }
 
-/** How many of a class's pictures are recognised, each as if it had not been taught; and whether that is enough. */
+/** How many of a class's pictures are recognised, by leave-one-out; and whether that is enough. */
 function enoughOf({ checked, right, confused_with: other }) {
   if (!checked) return [null, true];
   const enough = checked >= WELL_CHECKED && right >= WELL_RECOGNISED * checked;
@@ -51,7 +51,7 @@ async function showThumbnails({ name, images }, opener) {
   close.focus();
   try {
     const { jpegs } = await ask(own(`thumbnails/${encodeURIComponent(name)}`));
-    fillDialog(`“${name}”`, [`${jpegs.length} of the ${plural(images, "picture")} that it was taught, kept beside the model.`, "small muted"]);
+    fillDialog(`“${name}”`, [`${jpegs.length} of the ${plural(images, "picture")} that it was learned from, stored beside the model.`, "small muted"]);
     const shown = jpegs.map((jpeg, i) => el("li", {}, el("img", { class: "thumb", alt: `Picture ${i + 1}`, src: `data:image/jpeg;base64,${jpeg}` })));
     $("dialog-text").append(el("ul", { class: "examples" }, ...shown));
   } catch (error) {

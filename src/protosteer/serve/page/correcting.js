@@ -1,4 +1,4 @@
-// "No, it is …": one picture told what it is; the log of such corrections, and taking one back.
+// "No, it is …": correct one picture; the log of corrections, and how to undo one.
 "use strict";
 const OFFERED = 500;  // names of classes that are offered while one is typed
 

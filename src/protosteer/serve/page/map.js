@@ -20,7 +20,7 @@ function drawMap() {
   planned = true;
 }
 
-/** All classes, or some of very many, evenly spread, and those that were taught or answered with. */
+/** All classes, or some of very many, evenly spread, and those that were just added or predicted. */
 function mapped() {
   const { classes } = state.map, step = classes.length / SHOWN_DOTS;
   if (step <= 1) return classes;

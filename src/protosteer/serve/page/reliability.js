@@ -1,8 +1,8 @@
-// How far the shown probability can be trusted: taught pictures, each asked as if it had not been taught.
+// How far the shown probability can be trusted, by leave-one-out over the learned pictures.
 "use strict";
-const FEW = 10;  // pictures that are too few to tell a share of
+const FEW = 10;  // fewer pictures say nothing about a share
 
-/** The bin of an answer: pictures whose answers were about as sure. */
+/** The bin of an answer: learned pictures with about the same probability. */
 function binOf({ probability }) {
   const { bins } = state.model.reliability;
   return bins[Math.min(bins.length - 1, Math.floor(probability * bins.length))];
@@ -12,9 +12,10 @@ const rightIn = ({ images, accuracy }) => Math.round((images * accuracy) / 100);
 /** One line under an answer. An unknown picture shows none of the classes, so that its probability says nothing. */
 function trust(result) {
   if (!state.model.reliability || result.unknown) return null;
-  const bin = binOf(result), had = bin.images ? `only ${plural(bin.images, "taught picture")} had one` : "no taught picture had one";
-  const checked = bin.images < FEW ? `${had}, too few to tell` : `right for ${rightIn(bin)} of ${plural(bin.images, "taught picture")}`;
-  return el("p", { class: "trust" }, `An answer this sure: ${checked}`);
+  const bin = binOf(result), count = bin.images ? `only ${plural(bin.images, "learned picture")}` : "no learned picture";
+  const text = bin.images < FEW ? `Too few to check: ${count} had such a probability`
+    : `Such a probability was right for ${rightIn(bin)} of ${plural(bin.images, "learned picture")}`;
+  return el("p", { class: "trust" }, text);
 }
 
 function drawReliability() {
@@ -23,7 +24,7 @@ function drawReliability() {
   if (!reliability) return;
   const { images, bins, calibration_error: error } = reliability, right = bins.reduce((sum, bin) => sum + (bin.images ? rightIn(bin) : 0), 0);
   $("reliability-words").replaceChildren(el("b", {}, "Checked"),
-    ` with ${plural(images, "taught picture")}, each asked as if it had not been taught: ${right} of the answers were right, and probabilities are off by ${error.toFixed(1)} % on average. New pictures may differ more from these than they do from each other.`);
+    ` with ${plural(images, "learned picture")}, each predicted as if it had not been learned: ${right} of the answers were right, and probabilities are off by ${error.toFixed(1)} % on average. New pictures may differ more from these than they do from each other.`);
   $("reliability-plot").replaceChildren(diagram(bins, images));
 }
 

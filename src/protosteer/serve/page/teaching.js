@@ -1,4 +1,4 @@
-// Teaching a class from examples.
+// Adding a class from examples.
 "use strict";
 function addExamples(files) {
   for (const file of files) {
@@ -46,18 +46,18 @@ async function teach(event, chosen) {
   if (near) return askName($("teach-answer"), name, near, (meant) => teach(event, meant));
   if (!(await needToken())) return;
   $("teach-button").disabled = true;
-  answer("Teaching …", "muted");
+  answer("Learning …", "muted");
   try {
     const options = { method: "POST", headers: bearer(), body: form(state.examples.map((example) => example.file)) };
     const busy = () => answer("The service is busy; asking again …", "muted");
-    const taught = await ask(`${classPath(name)}?train=${$("train").checked}`, options, busy);
+    const learned = await ask(`${classPath(name)}?train=${$("train").checked}`, options, busy);
     state.examples = [];
     state.fresh = name;
     $("examples").replaceChildren();
     $("class-name").value = "";
     await changed();
-    answer(`“${name}” was learned from ${plural(taught.images, "picture")} and is recognised from now on.`, "good");
-    if (taught.job) follow(taught.job, name);
+    answer(`“${name}” was learned from ${plural(learned.images, "picture")} and is recognised from now on.`, "good");
+    if (learned.job) follow(learned.job, name);
   } catch (error) {
     answer(error.message, "problem");
     if (error.status === 401) $("token").focus();
