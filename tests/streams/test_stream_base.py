@@ -11,7 +11,7 @@ from expect import expect_error
 from protosteer.data.images import ArrayImages, Chosen
 from protosteer.data.labelled import Dataset, Labelled
 from protosteer.errors import DataError
-from protosteer.streams.base import Stream, StreamOptions, Task, build, drawn_mask, training_view
+from protosteer.streams.base import Stream, StreamOptions, Task, build, draw_mask, training_view
 
 ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]
 COUNTS = [3, 9, 1, 4, 2, 6, 5]
@@ -168,11 +168,11 @@ def test_validation_comes_after_the_training_cap_and_before_the_test_cap():
 
 
 def test_validation_is_the_same_for_ever_and_not_just_the_first_images():
-    assert np.flatnonzero(drawn_mask(10, 0.3)).tolist() == sorted(np.random.RandomState(0).permutation(10)[:3])
+    assert np.flatnonzero(draw_mask(10, 0.3)).tolist() == sorted(np.random.RandomState(0).permutation(10)[:3])
     np.random.seed(8)
     first = by_class(made(toy(ANIMALS, 20), validation=0.2), "test")
     assert first == by_class(made(toy(ANIMALS, 20), validation=0.2), "test")
-    assert drawn_mask(0, 0.5).tolist() == [] and drawn_mask(1, 0.5).tolist() == [False]
+    assert draw_mask(0, 0.5).tolist() == [] and draw_mask(1, 0.5).tolist() == [False]
 
 
 @pytest.mark.parametrize(

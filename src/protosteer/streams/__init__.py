@@ -34,13 +34,14 @@ def find_benchmark(name: str) -> Benchmark:
         return folder.benchmark(name)
     if name in BENCHMARKS:
         return BENCHMARKS[name]
-    found = load_from_file(name) if is_file_spec(name) else load_entry_point(ENTRY_POINTS, name)
-    if found is None:
-        known = [*BENCHMARKS, f"{folder.PREFIX}PATH", f"{folder.DOMAINS}PATH", *entry_point_names(ENTRY_POINTS)]
-        raise DataError(f"no stream is called '{name}'; {suggestion(name, known)}", code="unknown-stream", name=name)
-    if not isinstance(found, Benchmark):
+    plugin = load_from_file(name) if is_file_spec(name) else load_entry_point(ENTRY_POINTS, name)
+    if plugin is None:
+        known_names = [*BENCHMARKS, f"{folder.PREFIX}PATH", f"{folder.DOMAINS}PATH", *entry_point_names(ENTRY_POINTS)]
+        message = f"no stream is called '{name}'; {suggestion(name, known_names)}"
+        raise DataError(message, code="unknown-stream", name=name)
+    if not isinstance(plugin, Benchmark):
         raise DataError(f"{name} is not a protosteer.streams.Benchmark", code="not-a-benchmark", name=name)
-    return found
+    return plugin
 
 
 def open_stream(

@@ -58,10 +58,10 @@ class Task:
             if len(images) != len(labels):
                 message = f"task {self.name!r}: {len(images)} {part} images but {len(labels)} labels"
                 raise DataError(message, code="label-count-mismatch", task=self.name)
-            foreign = sorted(set(labels) - set(classes))
-            if foreign:
-                message = f"task {self.name!r}: {part} labels {foreign} are not among its classes"
-                raise DataError(message, code="foreign-labels", labels=foreign)
+            foreign_labels = sorted(set(labels) - set(classes))
+            if foreign_labels:
+                message = f"task {self.name!r}: {part} labels {foreign_labels} are not among its classes"
+                raise DataError(message, code="foreign-labels", labels=foreign_labels)
 
     @property
     def learned(self) -> list[str]:
@@ -75,16 +75,16 @@ class Task:
 
 
 class RevocableImages(Chosen):
-    """Images of a task that cannot be read any more once they are `revoked`."""
+    """Images of a task that cannot be read any more once they are revoked."""
 
     def __init__(self, images: ImageSet, task: str):
         super().__init__(images, range(len(images)))
         self.task = task
-        self.revoked = False
+        self.is_revoked = False
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
         """Return the images of these rows; an error (code "task-is-over") once they are revoked."""
-        if self.revoked:
+        if self.is_revoked:
             message = (
                 f"task {self.task!r} is over and its images cannot be read; a method that needs them keeps a buffer"
             )
@@ -123,7 +123,7 @@ def training_view(
     try:
         yield TrainingTask(task.name, classes, images, list(task.train_labels), on_stage, checkpoint)
     finally:
-        images.revoked = True
+        images.is_revoked = True
 
 
 class Stream(Sequence[Task]):
@@ -147,13 +147,13 @@ class Stream(Sequence[Task]):
         self.tasks = list(tasks)
         self.about = dict(about or {})
         self.domains = domains
-        named = [label for task in self.tasks for label in task.classes]
-        self.classes = list(dict.fromkeys(named))
-        repeated = sorted(set(named)) if len(self.classes) < len(named) and not domains else []
-        if repeated:
-            repeated = [label for label in repeated if named.count(label) > 1]
-            message = f"stream {name!r}: {repeated} are in more than one task; a class belongs to one"
-            raise DataError(message, code="repeated-class", classes=repeated)
+        labels = [label for task in self.tasks for label in task.classes]
+        self.classes = list(dict.fromkeys(labels))
+        repeated_labels = sorted(set(labels)) if len(self.classes) < len(labels) and not domains else []
+        if repeated_labels:
+            repeated_labels = [label for label in repeated_labels if labels.count(label) > 1]
+            message = f"stream {name!r}: {repeated_labels} are in more than one task; a class belongs to one"
+            raise DataError(message, code="repeated-class", classes=repeated_labels)
 
     @property
     def blurry(self) -> bool:
@@ -197,37 +197,38 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
     options = options or StreamOptions()
     group = group_domains if benchmark.domains else functools.partial(group_classes, default_tasks=benchmark.tasks)
     groups = group(dataset.classes, options)
-    learned, judged = dataset.train, dataset.test
-    train = [_at_most(options.train_per_class, rows, options) for rows in _rows_by_class(learned, dataset)]
-    test = _rows_by_class(judged, dataset)
+    train_part, test_part = dataset.train, dataset.test
+    train = [_limit_rows(options.train_per_class, rows, options) for rows in _rows_by_class(train_part, dataset)]
+    test = _rows_by_class(test_part, dataset)
     if options.validation:
-        judged = learned
-        masks = [drawn_mask(len(rows), options.validation) for rows in train]
+        test_part = train_part
+        masks = [draw_mask(len(rows), options.validation) for rows in train]
         test = [rows[mask] for rows, mask in zip(train, masks, strict=True)]
         train = [rows[~mask] for rows, mask in zip(train, masks, strict=True)]
-    test = [_at_most(options.test_per_class, rows, options) for rows in test]
+    test = [_limit_rows(options.test_per_class, rows, options) for rows in test]
     numbers = [[dataset.classes.index(label) for label in group] for group in groups]
-    for k in (k for own in numbers[1:] for k in own):
-        train[k] = _at_most(options.shots, train[k], options)
+    for k in (k for task_numbers in numbers[1:] for k in task_numbers):
+        train[k] = _limit_rows(options.shots, train[k], options)
     _check_images(numbers, dataset.classes, {"training": train, options.judged_on: test})
     tasks, trains = [], distribute(train, numbers, options.blurry, options.disjoint, options.seed)
-    for i, (own, rows) in enumerate(zip(numbers, trains, strict=True), 1):
-        visiting = [k for k in range(len(rows)) if k not in own and len(rows[k])]
-        parts = _part(learned, rows, [*own, *visiting], dataset), _part(judged, test, own, dataset)
-        names = [[dataset.classes[k] for k in some] for some in (own, visiting)]
-        task = Task(f"task-{i}", names[0], *parts[0], *parts[1], names[1])
-        tasks.append(_as_domain(task) if benchmark.domains else task)
-    return Stream(benchmark.name, tasks, _about(benchmark, dataset, options, tasks), benchmark.domains)
+    for i, (task_numbers, rows) in enumerate(zip(numbers, trains, strict=True), 1):
+        visiting = [k for k in range(len(rows)) if k not in task_numbers and len(rows[k])]
+        train_images = _select_images(train_part, rows, [*task_numbers, *visiting], dataset)
+        test_images = _select_images(test_part, test, task_numbers, dataset)
+        names = [[dataset.classes[k] for k in group_numbers] for group_numbers in (task_numbers, visiting)]
+        task = Task(f"task-{i}", names[0], *train_images, *test_images, names[1])
+        tasks.append(_to_domain(task) if benchmark.domains else task)
+    return Stream(benchmark.name, tasks, _describe(benchmark, dataset, options, tasks), benchmark.domains)
 
 
-def _at_most(count: int | None, rows: np.ndarray, options: StreamOptions) -> np.ndarray:
+def _limit_rows(count: int | None, rows: np.ndarray, options: StreamOptions) -> np.ndarray:
     """Choose the first `count` rows of a class, or draw them; None: all. They stay in file order."""
     if count is None or options.draw is None:
         return rows[:count]
     return rows[np.sort(np.random.RandomState(options.draw).permutation(len(rows))[:count])]
 
 
-def _as_domain(task: Task) -> Task:
+def _to_domain(task: Task) -> Task:
     """Name a task after its domain, and its classes without it."""
     classes, train, test = (
         [name.partition("/")[2] for name in n] for n in (task.classes, task.train_labels, task.test_labels)
@@ -235,7 +236,7 @@ def _as_domain(task: Task) -> Task:
     return Task(task.classes[0].partition("/")[0], classes, task.train, train, task.test, test)
 
 
-def drawn_mask(count: int, share: float) -> np.ndarray:
+def draw_mask(count: int, share: float) -> np.ndarray:
     """Draw a share of `count` rows with a fixed seed, bool [count]: at least one, but never all.
 
     Each class is drawn separately with the same seed, so a class's images do not depend on other classes.
@@ -262,13 +263,13 @@ def _check_images(groups: list[list[int]], classes: list[str], parts: dict[str, 
                     raise DataError(message, code="class-without-images", name=classes[k], part=kind)
 
 
-def _part(part: Labelled, rows_of: Rows, numbers: list[int], dataset: Dataset) -> tuple[ImageSet, list[str]]:
+def _select_images(part: Labelled, rows_of: Rows, numbers: list[int], dataset: Dataset) -> tuple[ImageSet, list[str]]:
     """Return the images of some classes in file order, and their labels."""
     rows = np.sort(np.concatenate([rows_of[k] for k in numbers]))
     return Chosen(part.images, rows.tolist()), [dataset.classes[k] for k in part.labels[rows].tolist()]
 
 
-def _about(benchmark: Benchmark, dataset: Dataset, options: StreamOptions, tasks: list[Task]) -> dict[str, Any]:
+def _describe(benchmark: Benchmark, dataset: Dataset, options: StreamOptions, tasks: list[Task]) -> dict[str, Any]:
     return {
         "name": benchmark.name,
         "options": options.to_dict(),

@@ -45,17 +45,17 @@ def distribute(rows: Rows, groups: Sequence[Sequence[int]], blurry: float, disjo
     """
     if blurry and len(groups) < 2:
         raise DataError("blurry task boundaries need at least 2 tasks", code="too-few-tasks")
-    own = sorted(k for group in groups for k in group)
-    fixed = set(_draw(seed, 0).permutation(own)[: round(disjoint * len(own))].tolist())
-    by_task = [[some[:0] for some in rows] for _ in groups]
+    class_numbers = sorted(k for group in groups for k in group)
+    fixed_classes = set(_draw(seed, 0).permutation(class_numbers)[: round(disjoint * len(class_numbers))].tolist())
+    by_task = [[class_rows[:0] for class_rows in rows] for _ in groups]
     for home, group in enumerate(groups):
-        others = np.array([task for task in range(len(groups)) if task != home])
+        other_tasks = np.array([task for task in range(len(groups)) if task != home])
         for k in group:
             homes = np.full(len(rows[k]), home)
-            if blurry and k not in fixed:
+            if blurry and k not in fixed_classes:
                 draw = _draw(seed, 1 + k)
-                leaving = draw.permutation(len(homes))[: min(round(blurry * len(homes)), len(homes) - 1)]
-                homes[leaving] = draw.choice(others, len(leaving))
+                moves = draw.permutation(len(homes))[: min(round(blurry * len(homes)), len(homes) - 1)]
+                homes[moves] = draw.choice(other_tasks, len(moves))
             for task in range(len(groups)):
                 by_task[task][k] = rows[k][homes == task]
     return by_task

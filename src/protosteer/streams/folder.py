@@ -20,7 +20,7 @@ from protosteer.data.datasets.base import Benchmark, Reading, all_of, labelled, 
 from protosteer.data.image_files import tree_checksum
 from protosteer.data.labelled import Dataset, join
 from protosteer.errors import DataError
-from protosteer.streams.base import drawn_mask
+from protosteer.streams.base import draw_mask
 from protosteer.util.text import counted
 
 PREFIX, DOMAINS = "folder:", "domains:"
@@ -37,9 +37,9 @@ def benchmark(name: str) -> Benchmark:
         raise DataError(f"{prefix} needs a path; write {prefix}PATH, with one sub-folder per {parts}", code="no-folder")
     path = Path(name.removeprefix(prefix)).expanduser()
     # Only the folder's own name: checksums identify the images, wherever the folder is.
-    own, title = f"{prefix}{path.resolve().name}", f"{'Domains' if domains else 'Classes'} of {path}"
-    read = functools.partial(load_domains if domains else load, path)
-    return Benchmark(own, title, tasks=5, crop=None, load=read, domains=domains)
+    short_name, title = f"{prefix}{path.resolve().name}", f"{'Domains' if domains else 'Classes'} of {path}"
+    load_images = functools.partial(load_domains if domains else load, path)
+    return Benchmark(short_name, title, tasks=5, crop=None, load=load_images, domains=domains)
 
 
 def load(path: Path, reading: Reading) -> Dataset:
@@ -53,11 +53,11 @@ def load(path: Path, reading: Reading) -> Dataset:
 
 
 def _load(path: Path, reading: Reading) -> Dataset:
-    train, test = _splits(path, reading)
+    train, test = _split_files(path, reading)
     classes = sorted({*train.labels, *test.labels})
     checksums = {TRAIN: tree_checksum(train.paths, path), TESTS[0]: tree_checksum(test.paths, path)}
-    first, second = (labelled(files, classes, reading) for files in (train, test))
-    return Dataset(path.name, classes, first, second, checksums)
+    train_part, test_part = (labelled(files, classes, reading) for files in (train, test))
+    return Dataset(path.name, classes, train_part, test_part, checksums)
 
 
 def load_domains(path: Path, reading: Reading) -> Dataset:
@@ -70,10 +70,10 @@ def load_domains(path: Path, reading: Reading) -> Dataset:
             f"{path} has {counted(len(domains), 'sub-folder')}; give a folder with one for each of several domains"
         )
         raise DataError(message, code="too-few-tasks", path=path)
-    return join(path.name, {domain.name: _domain(domain, reading) for domain in domains})
+    return join(path.name, {domain.name: _load_domain(domain, reading) for domain in domains})
 
 
-def _domain(folder: Path, reading: Reading) -> Dataset:
+def _load_domain(folder: Path, reading: Reading) -> Dataset:
     lists = all_of(folder.parent, *(f"{folder.name}_{half}.txt" for half in (TRAIN, TESTS[0])))
     if not lists:
         return _load(folder, reading)
@@ -81,35 +81,34 @@ def _domain(folder: Path, reading: Reading) -> Dataset:
     return Dataset(folder.name, *lazy(classes, train, test, folder.parent, reading))
 
 
-def _splits(path: Path, reading: Reading) -> tuple[Files, Files]:
+def _split_files(path: Path, reading: Reading) -> tuple[Files, Files]:
     tests = [path / name for name in TESTS if (path / name).is_dir()]
     if tests and (path / TRAIN).is_dir():
-        return _files(path / TRAIN, reading), _files(tests[0], reading)
-    files = _files(path, reading)
+        return _list_files(path / TRAIN, reading), _list_files(tests[0], reading)
+    files = _list_files(path, reading)
     if set(files.labels) == {TRAIN}:
         message = f"{path} has {TRAIN}/ but no {'/ or '.join(TESTS)}/; add one, or pass {path / TRAIN}"
         raise DataError(message, code="no-test-folder", path=path)
     labels = np.array(files.labels)
     is_test = np.zeros(len(files), dtype=bool)
     for label in np.unique(labels):
-        own = labels == label
-        is_test[own] = drawn_mask(int(own.sum()), TEST_SHARE)
+        mask = labels == label
+        is_test[mask] = draw_mask(int(mask.sum()), TEST_SHARE)
     return files.rows(np.flatnonzero(~is_test)), files.rows(np.flatnonzero(is_test))
 
 
-def _files(folder: Path, reading: Reading) -> Files:
+def _list_files(folder: Path, reading: Reading) -> Files:
     """List a folder's images; each is decoded once, so that a damaged one is found before the run."""
     files = read_folder(folder)
-    bad = [] if reading.skip_unreadable else readable(files)[1].paths
-    if bad:
-        others = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-        message = (
-            f"{bad[0]} cannot be read as an image{others}; replace or remove it, or skip it with skip_unreadable=True"
-        )
-        raise DataError(message, code="unreadable-image", path=bad[0])
-    left = readable_only(files, reading)
-    empty = sorted(set(files.labels) - set(left.labels))
-    if empty:
-        message = f"no image in {folder / empty[0]} can be read; replace them or remove the folder"
-        raise DataError(message, code="class-without-images", name=empty[0])
-    return left
+    bad_paths = [] if reading.skip_unreadable else readable(files)[1].paths
+    if bad_paths:
+        note = f", and {len(bad_paths) - 1} more" if len(bad_paths) > 1 else ""
+        advice = "replace or remove it, or skip it with skip_unreadable=True"
+        message = f"{bad_paths[0]} cannot be read as an image{note}; {advice}"
+        raise DataError(message, code="unreadable-image", path=bad_paths[0])
+    good_files = readable_only(files, reading)
+    empty_classes = sorted(set(files.labels) - set(good_files.labels))
+    if empty_classes:
+        message = f"no image in {folder / empty_classes[0]} can be read; replace them or remove the folder"
+        raise DataError(message, code="class-without-images", name=empty_classes[0])
+    return good_files

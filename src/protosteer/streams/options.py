@@ -17,7 +17,7 @@ from protosteer.util.text import listed, suggestion
 NATURAL = "natural"
 SEED = "seed:"
 _SHARES = {"validation": "training images", "blurry": "training images", "disjoint": "classes"}
-_AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1, "shots": 1, "draw": 0}
+_MINIMA = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1, "shots": 1, "draw": 0}
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,15 @@ class StreamOptions:
     disjoint: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in _AT_LEAST.items():
+        for name, minimum in _MINIMA.items():
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < least):
-                raise DataError(
-                    f"{name} is {value!r}; give a whole number, {least} or more", code="bad-option", name=name
-                )
-        for name, what in _SHARES.items():
+            if value is not None and (type(value) is not int or value < minimum):
+                message = f"{name} is {value!r}; give a whole number, {minimum} or more"
+                raise DataError(message, code="bad-option", name=name)
+        for name, unit in _SHARES.items():
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value < 1:
-                message = f"{name} is {value!r}; give a share of the {what} from 0 to below 1"
+                message = f"{name} is {value!r}; give a share of the {unit} from 0 to below 1"
                 raise DataError(message, code="bad-option", name=name)
         if self.disjoint and not self.blurry:
             message = f"disjoint = {self.disjoint} without blurry; give both, or neither"
@@ -144,13 +143,13 @@ def group_classes(classes: Sequence[str], options: StreamOptions, default_tasks:
     """
     if options.task_file is not None:
         return _read_tasks(options.task_file, classes)
-    ordered = order_classes(classes, options.class_order)
+    ordered_classes = order_classes(classes, options.class_order)
     if options.increment is not None:
-        sizes = _by_increments(len(classes), options.base or 0, options.increment)
+        sizes = _increment_sizes(len(classes), options.base or 0, options.increment)
     else:
-        sizes = _evenly(len(classes), options.tasks or min(default_tasks, len(classes)))
+        sizes = _even_sizes(len(classes), options.tasks or min(default_tasks, len(classes)))
     ends = np.cumsum(sizes).tolist()
-    return [ordered[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return [ordered_classes[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def group_domains(classes: Sequence[str], options: StreamOptions) -> list[list[str]]:
@@ -177,30 +176,29 @@ def order_classes(classes: Sequence[str], order: str) -> list[str]:
         permutation = np.random.RandomState(int(order.removeprefix(SEED))).permutation(len(classes))
         return [classes[row] for row in permutation]
     path = Path(order)
-    named = [line for _, line in text_lines(path)]
-    _check_names(path, named, classes)
-    missing = sorted(set(classes) - set(named))
-    if missing:
-        message = f"{path} omits {_quoted(missing)}; a class order names every class once"
-        raise DataError(message, code="classes-missing", path=path, classes=missing)
-    return named
+    names = [line for _, line in text_lines(path)]
+    _check_names(path, names, classes)
+    missing_names = sorted(set(classes) - set(names))
+    if missing_names:
+        message = f"{path} omits {_quoted(missing_names)}; a class order names every class once"
+        raise DataError(message, code="classes-missing", path=path, classes=missing_names)
+    return names
 
 
-def _evenly(classes: int, tasks: int) -> list[int]:
+def _even_sizes(classes: int, tasks: int) -> list[int]:
     if tasks > classes:
-        raise DataError(
-            f"{classes} classes cannot fill {tasks} tasks; ask for at most {classes}", code="too-few-classes"
-        )
-    size, larger = divmod(classes, tasks)
-    return [size + 1] * larger + [size] * (tasks - larger)
+        message = f"{classes} classes cannot fill {tasks} tasks; ask for at most {classes}"
+        raise DataError(message, code="too-few-classes")
+    size, remainder = divmod(classes, tasks)
+    return [size + 1] * remainder + [size] * (tasks - remainder)
 
 
-def _by_increments(classes: int, base: int, increment: int) -> list[int]:
+def _increment_sizes(classes: int, base: int, increment: int) -> list[int]:
     if base > classes:
         message = f"base is {base}, but there are {classes} classes; ask for at most {classes}"
         raise DataError(message, code="too-few-classes")
-    full, rest = divmod(classes - base, increment)
-    return [size for size in (base, *[increment] * full, rest) if size]
+    count, remainder = divmod(classes - base, increment)
+    return [size for size in (base, *[increment] * count, remainder) if size]
 
 
 # Files
@@ -209,7 +207,7 @@ def _by_increments(classes: int, base: int, increment: int) -> list[int]:
 def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
     lines = [line for _, line in text_lines(path)]
     if path.suffix.lower() == ".json" or lines[:1] and lines[0].startswith(("[", "{")):
-        tasks = _json_tasks(path, "\n".join(lines))
+        tasks = _parse_json_tasks(path, "\n".join(lines))
     else:
         tasks = [[name.strip() for name in line.split(",") if name.strip()] for line in lines]
     if not tasks or not all(tasks):
@@ -219,15 +217,14 @@ def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
     return tasks
 
 
-def _json_tasks(path: Path, text: str) -> list[list[str]]:
+def _parse_json_tasks(path: Path, text: str) -> list[list[str]]:
     try:
         tasks = json.loads(text)
         if isinstance(tasks, dict):  # the manifest of a run
             tasks = [task["classes"] for task in tasks["configuration"]["stream"]["tasks"]]
     except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} is no manifest of a run: {error} is missing", code="invalid-json", path=path
-        ) from error
+        message = f"{path} is no manifest of a run: {error} is missing"
+        raise DataError(message, code="invalid-json", path=path) from error
     except json.JSONDecodeError as error:
         raise DataError(f"{path} is not valid JSON: {error}; repair it", code="invalid-json", path=path) from error
     lists = isinstance(tasks, list) and all(isinstance(task, list) for task in tasks)
@@ -237,17 +234,17 @@ def _json_tasks(path: Path, text: str) -> list[list[str]]:
     return tasks
 
 
-def _check_names(path: Path, named: list[str], classes: Sequence[str]) -> None:
-    known = set(classes)
-    unknown = [name for name in named if name not in known]
-    if unknown:
-        near = suggestion(unknown[0], classes)
-        message = f"{path} names {_quoted(unknown)}, unknown in the dataset; {near}"
-        raise DataError(message, code="unknown-classes", path=path, classes=unknown)
-    twice = sorted({name for name in named if named.count(name) > 1})
-    if twice:
-        message = f"{path} names {_quoted(twice)} more than once; a class belongs to one task"
-        raise DataError(message, code="repeated-class", path=path, classes=twice)
+def _check_names(path: Path, names: list[str], classes: Sequence[str]) -> None:
+    known_names = set(classes)
+    unknown_names = [name for name in names if name not in known_names]
+    if unknown_names:
+        hint = suggestion(unknown_names[0], classes)
+        message = f"{path} names {_quoted(unknown_names)}, unknown in the dataset; {hint}"
+        raise DataError(message, code="unknown-classes", path=path, classes=unknown_names)
+    repeated_names = sorted({name for name in names if names.count(name) > 1})
+    if repeated_names:
+        message = f"{path} names {_quoted(repeated_names)} more than once; a class belongs to one task"
+        raise DataError(message, code="repeated-class", path=path, classes=repeated_names)
 
 
 def _quoted(names: Sequence[str]) -> str:
