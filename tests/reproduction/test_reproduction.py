@@ -75,7 +75,7 @@ def place(tmp_path: Path, definitions: Path | None = None) -> Place:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_definition_expands_at_every_scale(name: str, tmp_path: Path) -> None:
     for scale in SCALES.values():
-        definition = read_definition(catalogue(), name).at(scale.name)
+        definition = read_definition(catalogue(), name).at_scale(scale.name)
         assert not definition.study or definition.study in STUDIES
         assert definition.plot in PLOTS
         rows, columns = ({line.key for line in part} for part in (definition.rows, definition.columns))
@@ -92,7 +92,7 @@ def test_every_definition_expands_at_every_scale(name: str, tmp_path: Path) -> N
 def test_runs_are_shared_and_the_paper_scale_is_the_papers(tmp_path: Path) -> None:
     scale = SCALES["paper"]
     runs = {
-        name: expand(read_definition(catalogue(), name).at("paper"), scale, place(tmp_path))
+        name: expand(read_definition(catalogue(), name).at_scale("paper"), scale, place(tmp_path))
         for name in ("main", "ablation", "losses", "clustering", "splits")
     }
     own = {name: {cell.run.folder for cell in cells if cell.run} for name, cells in runs.items()}
@@ -114,7 +114,7 @@ def test_grid_runs_once_and_writes_every_format(tmp_path: Path) -> None:
     (definitions / "toy.toml").write_text(TOY)
     (definitions / "scales.toml").write_text(TOY_SCALE)
     where, scale = place(tmp_path, definitions), read_scale(definitions, "toy")
-    toy = driver.chosen(where, "all", scale)
+    toy = driver.read_definitions(where, "all", scale)
     (result,) = driver.reproduce(toy, scale, where, lambda line: None)
     learned, evaluated = (cell.run for cell in expand(toy[0], scale, where)[:2])
     assert learned and evaluated and is_finished(learned) and evaluated.states_from == learned.folder
@@ -161,11 +161,11 @@ def test_comparison_is_tuned_and_averaged_over_class_orders(tmp_path: Path) -> N
     (definitions / "compared.toml").write_text(COMPARED)
     (definitions / "scales.toml").write_text(TOY_SCALE)
     where, scale = place(tmp_path, definitions), read_scale(definitions, "toy")
-    assert driver.chosen(where, "all", scale) == []
-    (compared,) = driver.chosen(where, "compared", scale)
+    assert driver.read_definitions(where, "all", scale) == []
+    (compared,) = driver.read_definitions(where, "compared", scale)
     with expect_error("unknown-row", SettingsError, name="slad"):
         driver.reproduce([compared], scale, where, lambda line: None, rows=["slad"])
-    order = [(part.rows[0].key, which.start) for part, which in driver.parts(compared, [])]
+    order = [(part.rows[0].key, which.start) for part, which in driver.split_work(compared, [])]
     assert order == [("ncm", 0), ("fixed", 0), ("ncm", 1), ("fixed", 1)]  # the first class order of all rows first
     (result,) = driver.reproduce([compared], scale, where, lambda line: None, rows=["ncm"])
     number = result.numbers["ncm", "digits", "last_accuracy"]
@@ -173,16 +173,16 @@ def test_comparison_is_tuned_and_averaged_over_class_orders(tmp_path: Path) -> N
     (label,) = rows = gather([str(where.out / "runs")])  # reads the folders by itself
     assert number.mean == pytest.approx(sum(run["last_accuracy"] for run in rows[label]) / 4)
     cell = expand(compared, scale, where)[0]
-    assert cell.untuned and cell.run
-    trials = tune(replace(cell.untuned, seeds=(0,)))
+    assert cell.tuning_run and cell.run
+    trials = tune(replace(cell.tuning_run, seeds=(0,)))
     assert cell.run.settings["centroids"] == trials[0].settings["centroids"]
     text = (where.out / "compared.md").read_text()
     assert f"`centroids` {trials[0].settings['centroids']}" in text and "Class orders 1, 2; seeds 0, 1" in text
     fixed = expand(compared, scale, where)[1:]
     tune_missing(fixed, where, lambda line: None)
     assert (
-        fixed[0].untuned
-        and tuned_file(where, fixed[0].untuned).is_file()
+        fixed[0].tuning_run
+        and tuned_file(where, fixed[0].tuning_run).is_file()
         and fixed == expand(compared, scale, where)[1:]
     )
     before = [file.stat().st_mtime_ns for file in where.out.glob("tuned/*")]
@@ -203,7 +203,7 @@ def test_rivals_are_all_methods_with_capped_schedules(tmp_path: Path) -> None:
 
 
 def test_cost_counts_images_and_passes(tmp_path: Path) -> None:
-    definition = read_definition(catalogue(), "losses").at("mini")
+    definition = read_definition(catalogue(), "losses").at_scale("mini")
     run = next(cell.run for cell in expand(definition, SCALES["mini"], place(tmp_path)) if cell.row.key == "cpl")
     assert run is not None
     cost = estimate(run, Stopwatch())
@@ -257,7 +257,7 @@ def test_prompts_per_image_stay_within_the_papers_bounds(centroids: int, neighbo
 
 
 def test_one_step_of_the_paper_scale_on_a_random_vit_b(tmp_path: Path) -> None:
-    definition = read_definition(catalogue(), "losses").at("paper")
+    definition = read_definition(catalogue(), "losses").at_scale("paper")
     run = next(cell.run for cell in expand(definition, SCALES["paper"], place(tmp_path)) if cell.row.key == "cpl")
     assert run is not None
     config = replace(BASE, image_size=32, depth=2)  # its width; five tokens in two layers
@@ -288,7 +288,7 @@ def test_studies_measure_a_finished_run(tmp_path: Path) -> None:
     settings = {"all": {"epochs": 1, "batch_size": 20, "neck_hidden": 16, "centroids": 2}}
     scale = replace(SCALES["mini"], seeds=(0,), streams={"cifar100": tiny}, methods=settings)
     where = place(tmp_path)
-    studies = [read_definition(catalogue(), name).at("mini") for name in ("energy", "gradients", "tsne")]
+    studies = [read_definition(catalogue(), name).at_scale("mini") for name in ("energy", "gradients", "tsne")]
     energy, gradients, tsne = driver.reproduce(studies, scale, where, lambda line: None)
     assert all(number.mean is not None and number.mean < 1e-12 for number in gradients.numbers.values())
     right, share = (energy.numbers["right", "value", name].mean for name in ("free_energy", "lowest_share"))

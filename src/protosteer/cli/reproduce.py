@@ -70,10 +70,10 @@ def reproduce(
         return
     chosen_scale = read_scale(folder, scale)
     place = Place(out / scale, folder, data_dir, device, threads)
-    definitions = driver.chosen(place, name, chosen_scale)
+    definitions = driver.read_definitions(place, name, chosen_scale)
     wanted = rows.split(",") if rows else ()
     if dry_run:
-        parts = [part for one in definitions for part, _ in driver.parts(one, wanted)]
+        parts = [part for one in definitions for part, _ in driver.split_work(one, wanted)]
         runs = unique_runs([cell for part in parts for cell in expand(part, chosen_scale, place)])
         _show_costs(runs, f"Scale {scale}: {chosen_scale.title}", as_json)
         return
@@ -109,7 +109,7 @@ def _tell(line: str) -> None:
 
 def _show_costs(runs: list[Experiment], title: str, as_json: bool) -> None:
     from protosteer.reproduction.cost import Stopwatch, estimate
-    from protosteer.reproduction.tables import cost_table, duration
+    from protosteer.reproduction.tables import cost_table, format_duration
 
     stopwatch = Stopwatch()
     costs = [estimate(run, stopwatch) for run in runs]
@@ -119,4 +119,4 @@ def _show_costs(runs: list[Experiment], title: str, as_json: bool) -> None:
         print_json({"seconds": total, "runs": lines})
         return
     show([cost_table(costs, title)])
-    say(f"about {duration(total)} on this machine, in one process; timed on a few images per backbone")
+    say(f"about {format_duration(total)} on this machine, in one process; timed on a few images per backbone")

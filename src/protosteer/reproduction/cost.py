@@ -57,19 +57,20 @@ class Stopwatch:
     """Times passes of each backbone once, on random weights where the real ones are not on this disk."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, int | None, bool], tuple[float, float]] = {}
+        self.timings: dict[tuple[str, int | None, bool], tuple[float, float]] = {}
 
     def seconds(self, run: Experiment) -> tuple[float, float]:
         """Return seconds per image of a forward pass, and of a forward and backward pass."""
-        whole = find_method(run.method).trains_backbone
+        trains_backbone = find_method(run.method).trains_backbone
         info = known_weights(run.backbone)
-        key = (str(info.config) if info else run.backbone, run.image_size, whole)  # equal architectures take equal time
-        if key not in self.known:
-            self.known[key] = _time(_backbone(run), whole)
-        return self.known[key]
+        architecture = str(info.config) if info else run.backbone  # equal ones take equal time
+        key = (architecture, run.image_size, trains_backbone)
+        if key not in self.timings:
+            self.timings[key] = _time_passes(_load_backbone(run), trains_backbone)
+        return self.timings[key]
 
 
-def _backbone(run: Experiment) -> Backbone:
+def _load_backbone(run: Experiment) -> Backbone:
     info = known_weights(run.backbone)
     if info is None:
         return run.load_backbone()
@@ -78,61 +79,61 @@ def _backbone(run: Experiment) -> Backbone:
     return backbone.to(choose_device(run.device))
 
 
-def _time(backbone: Backbone, whole: bool) -> tuple[float, float]:
+def _time_passes(backbone: Backbone, trains_backbone: bool) -> tuple[float, float]:
     images = torch.zeros(TIMED_IMAGES, 3, backbone.image_size, backbone.image_size, device=backbone.device)
     prompt = torch.zeros(backbone.depth, 1, backbone.dim, device=backbone.device, requires_grad=True)
-    learner = backbone.trainable_copy() if whole else backbone
+    learner = backbone.trainable_copy() if trains_backbone else backbone
 
     def forward() -> None:
         with torch.no_grad():
             backbone.embed(images)
 
     def train() -> None:
-        learner.embed(images, None if whole else prompt).sum().backward()
+        learner.embed(images, None if trains_backbone else prompt).sum().backward()
 
-    return _seconds(forward), _seconds(train)
+    return _time_per_image(forward), _time_per_image(train)
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def _time_per_image(work: Callable[[], None]) -> float:
     """Return the least seconds per image; the first call, which warms up, does not count."""
     work()
-    found = []
+    durations = []
     for _ in range(REPEATS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
-        found.append(time.perf_counter() - began)
-    return min(found) / TIMED_IMAGES
+        durations.append(time.perf_counter() - start)
+    return min(durations) / TIMED_IMAGES
 
 
 def estimate(run: Experiment, stopwatch: Stopwatch) -> Cost:
     """Estimate the cost of all seeds of a run."""
-    train, test = _images(run)
+    train, test = _count_images(run)
     settings, method = run.settings_for(0), find_method(run.method)
     seeds = len(run.seeds or (0,))
-    learns = run.states_from is None and getattr(settings, "prompts", True)
-    training = train * getattr(settings, "epochs", 0) if learns else 0
+    is_training = run.states_from is None and getattr(settings, "prompts", True)
+    train_passes = train * getattr(settings, "epochs", 0) if is_training else 0
     if method.state_grows and method.trains_backbone:  # retrains on all images after each task
-        training = training * (_tasks(run) + 1) // 2
-    stored = 0 if run.states_from else train * (2 if training else 1)
-    prompts = getattr(settings, "neighbours", 1) * getattr(settings, "prompts", training > 0)
-    each = (_tasks(run) + 1) / 2 if method.trains_backbone else 1 + prompts
-    forward = stored + round(test * each)
+        train_passes = train_passes * (_count_tasks(run) + 1) // 2
+    store_passes = 0 if run.states_from else train * (2 if train_passes else 1)
+    prompts = getattr(settings, "neighbours", 1) * getattr(settings, "prompts", train_passes > 0)
+    passes_per_image = (_count_tasks(run) + 1) / 2 if method.trains_backbone else 1 + prompts
+    forward_passes = store_passes + round(test * passes_per_image)
     pass_seconds, step_seconds = stopwatch.seconds(run)
-    seconds = 0.0 if is_finished(run) else training * step_seconds + forward * pass_seconds
-    return Cost(run, seeds * train, seeds * test, seeds * training, seeds * forward, seeds * seconds)
+    seconds = 0.0 if is_finished(run) else train_passes * step_seconds + forward_passes * pass_seconds
+    return Cost(run, seeds * train, seeds * test, seeds * train_passes, seeds * forward_passes, seeds * seconds)
 
 
-def _tasks(run: Experiment) -> int:
+def _count_tasks(run: Experiment) -> int:
     return run.options.tasks or find_benchmark(run.stream).tasks
 
 
-def _images(run: Experiment) -> tuple[int, int]:
+def _count_images(run: Experiment) -> tuple[int, int]:
     """Return training and test images of a run's stream, as its options reduce them."""
     name, options = find_benchmark(run.stream).name, run.options
     *counts, classes = SIZES[name]
     if options.task_file is not None:
-        named = sum(line.count(",") + 1 for line in options.task_file.read_text().splitlines() if line)
-        counts, classes = [count * named // classes for count in counts], named
+        class_count = sum(line.count(",") + 1 for line in options.task_file.read_text().splitlines() if line)
+        counts, classes = [count * class_count // classes for count in counts], class_count
     caps = (options.train_per_class, options.test_per_class)
     train, test = (min(count, cap * classes) if cap else count for count, cap in zip(counts, caps, strict=True))
     return train, test

@@ -19,8 +19,8 @@ from protosteer.util.text import suggestion
 
 SCALES = "scales.toml"
 ALL = "all"
-_REQUIRED = ("title", "source", "metrics", "rows")
-_KNOWN = (*_REQUIRED, "about", "columns", "comparison", "paper", "plot", "run", "scales", "study")
+REQUIRED_KEYS = ("title", "source", "metrics", "rows")
+ALLOWED_KEYS = (*REQUIRED_KEYS, "about", "columns", "comparison", "paper", "plot", "run", "scales", "study")
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Comparison:
         """Return a sentence about the protocol."""
         orders, seeds = (", ".join(map(str, numbers)) for numbers in (self.class_orders, self.seeds))
         caps = " and ".join(f"{name} at most {value}" for name, value in self.at_most.items())
-        tuned = "; settings chosen from each method's grid on validation images of the first task" * self.is_tuned
-        return f"Class orders {orders}; seeds {seeds}; authors' schedules with {caps}; {self.precision}{tuned}."
+        tuning_note = "; settings chosen from each method's grid on validation images of the first task" * self.is_tuned
+        return f"Class orders {orders}; seeds {seeds}; authors' schedules with {caps}; {self.precision}{tuning_note}."
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Definition:
         paper: By row and column: mean and standard deviation of each metric; None where the paper has none.
         plot: How it is drawn, a name of `plots.PLOTS`.
         study: The function that fills the cells, a name of `studies.STUDIES`; "": each cell is a run.
-        scales: By scale: values of `rows` and `columns` that the scale changes; see `at`.
+        scales: By scale: values of `rows` and `columns` that the scale changes; see `at_scale`.
         comparison: The protocol of a table that is not the paper's, and that `all` leaves out; None: one of the paper.
     """
 
@@ -103,13 +103,13 @@ class Definition:
     scales: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     comparison: Comparison | None = None
 
-    def at(self, scale: str) -> Definition:
+    def at_scale(self, scale: str) -> Definition:
         """Return the definition with what a scale changes in its rows and columns."""
         changes = self.scales.get(scale, {})
-        rows, columns = (_changed(getattr(self, part), changes.get(part, {})) for part in ("rows", "columns"))
+        rows, columns = (_change_lines(getattr(self, part), changes.get(part, {})) for part in ("rows", "columns"))
         return replace(self, rows=rows, columns=columns)
 
-    def published(self, row: str, column: str, metric: str) -> tuple[float | None, float | None]:
+    def paper_value(self, row: str, column: str, metric: str) -> tuple[float | None, float | None]:
         """Return the paper's mean and standard deviation of a cell; None for what it does not say."""
         numbers = self.paper.get(row, {}).get(column, [])
         position = list(self.metrics).index(metric)
@@ -146,12 +146,12 @@ class Scale:
 def catalogue() -> Path:
     """Return the folder of definitions: of the checkout, or installed with the package."""
     package = Path(protosteer.__file__).resolve().parent
-    places = (package / "assets" / "paper", package.parents[1] / "experiments" / "paper")
-    found = next((place for place in places if (place / SCALES).is_file()), None)
-    if found is None:
-        message = f"the definitions of the paper's experiments are missing: {places[1]} has no {SCALES}"
-        raise SettingsError(message, code="no-definitions", path=places[1])
-    return found
+    folders = (package / "assets" / "paper", package.parents[1] / "experiments" / "paper")
+    folder = next((folder for folder in folders if (folder / SCALES).is_file()), None)
+    if folder is None:
+        message = f"the definitions of the paper's experiments are missing: {folders[1]} has no {SCALES}"
+        raise SettingsError(message, code="no-definitions", path=folders[1])
+    return folder
 
 
 def names(folder: Path) -> list[str]:
@@ -165,48 +165,48 @@ def read_definition(folder: Path, name: str) -> Definition:
     Raises:
         SettingsError: There is none (code "unknown-experiment"), or it is wrong (code "bad-definition").
     """
-    known = names(folder)
-    if name not in known:
-        message = f"no experiment is called '{name}'; {suggestion(name, [*known, ALL])}"
+    known_names = names(folder)
+    if name not in known_names:
+        message = f"no experiment is called '{name}'; {suggestion(name, [*known_names, ALL])}"
         raise SettingsError(message, code="unknown-experiment", name=name)
     path = folder / f"{name}.toml"
     table = load_toml(path)
-    wrong = [f"{key} is missing" for key in _REQUIRED if key not in table]
-    wrong += [f"{key} is unknown" for key in table if key not in _KNOWN]
-    if wrong:
-        raise SettingsError(f"{path}: {wrong[0]}", code="bad-definition", path=path)
+    problems = [f"{key} is missing" for key in REQUIRED_KEYS if key not in table]
+    problems += [f"{key} is unknown" for key in table if key not in ALLOWED_KEYS]
+    if problems:
+        raise SettingsError(f"{path}: {problems[0]}", code="bad-definition", path=path)
     return Definition(
         name,
-        columns=_lines(table.pop("columns", {"value": {"title": ""}})),
-        rows=_lines(table.pop("rows")),
+        columns=_read_lines(table.pop("columns", {"value": {"title": ""}})),
+        rows=_read_lines(table.pop("rows")),
         values=table.pop("run", {}),
-        comparison=_comparison(table.pop("comparison", None)),
+        comparison=_read_comparison(table.pop("comparison", None)),
         **table,
     )
 
 
-def _comparison(table: Mapping[str, Any] | None) -> Comparison | None:
+def _read_comparison(table: Mapping[str, Any] | None) -> Comparison | None:
     if table is None:
         return None
     orders, seeds = tuple(table["class_orders"]), tuple(table["seeds"])
     return Comparison(orders, seeds, table["at_most"], table["tuned"], table["precision"])
 
 
-def _lines(table: Mapping[str, Mapping[str, Any]]) -> tuple[Line, ...]:
+def _read_lines(table: Mapping[str, Mapping[str, Any]]) -> tuple[Line, ...]:
     lines = []
-    for key, given in table.items():
-        values = dict(given)
-        title, cited, learned_in = values.pop("title", key), values.pop("cited", False), values.pop("learned_in", "")
-        lines.append(Line(key, title, values, cited, learned_in))
+    for key, entry in table.items():
+        values = dict(entry)
+        title, is_cited, learned_in = values.pop("title", key), values.pop("cited", False), values.pop("learned_in", "")
+        lines.append(Line(key, title, values, is_cited, learned_in))
     return tuple(lines)
 
 
-def _changed(lines: tuple[Line, ...], changes: Mapping[str, Mapping[str, Any]]) -> tuple[Line, ...]:
-    changed = []
+def _change_lines(lines: tuple[Line, ...], changes: Mapping[str, Mapping[str, Any]]) -> tuple[Line, ...]:
+    new_lines = []
     for line in lines:
         values = {"title": line.title, **line.values, **changes.get(line.key, {})}
-        changed.append(replace(line, title=values.pop("title"), values=values))
-    return tuple(changed)
+        new_lines.append(replace(line, title=values.pop("title"), values=values))
+    return tuple(new_lines)
 
 
 def read_scale(folder: Path, name: str) -> Scale:

@@ -45,13 +45,13 @@ class Place:
 class Cell:
     """One row and column of an experiment, with its runs, one for each class order; none if the scale has none for it.
 
-    `untuned` is the run whose settings are to be tuned before.
+    `tuning_run` is the run that tunes the settings, if they are tuned.
     """
 
     row: Line
     column: Line
     runs: tuple[Experiment, ...]
-    untuned: Experiment | None = None
+    tuning_run: Experiment | None = None
 
     @property
     def run(self) -> Experiment | None:
@@ -65,44 +65,45 @@ class Cell:
 
 
 def expand(definition: Definition, scale: Scale, place: Place) -> list[Cell]:
-    """Expand a definition into its cells, row by row; see `Definition.at`."""
-    return [_cell(definition, scale, place, row, column) for row in definition.rows for column in definition.columns]
+    """Expand a definition into its cells, row by row; see `Definition.at_scale`."""
+    return [_expand(definition, scale, place, row, column) for row in definition.rows for column in definition.columns]
 
 
-def _cell(definition: Definition, scale: Scale, place: Place, row: Line, column: Line) -> Cell:
-    run, comparison = _run(definition, scale, place, row, column), definition.comparison
+def _expand(definition: Definition, scale: Scale, place: Place, row: Line, column: Line) -> Cell:
+    run, comparison = _plan_run(definition, scale, place, row, column), definition.comparison
     if run is None or comparison is None:
         return Cell(row, column, (run,) if run else ())
     orders = [dataclasses.replace(run.options, class_order=f"{SEED}{order}") for order in comparison.class_orders]
-    runs = [_placed(dataclasses.replace(run, options=options), place) for options in orders]
+    runs = [_place_run(dataclasses.replace(run, options=options), place) for options in orders]
     if not comparison.is_tuned:
         return Cell(row, column, tuple(runs))
-    untuned = runs[0]
-    best = read_tuned(place, untuned)
-    runs = [_placed(dataclasses.replace(one, settings={**one.settings, **best}), place) for one in runs]
-    return Cell(row, column, tuple(runs), untuned)
+    tuning_run = runs[0]
+    settings = read_tuned(place, tuning_run)
+    runs = [dataclasses.replace(run, settings={**run.settings, **settings}) for run in runs]
+    return Cell(row, column, tuple(_place_run(run, place) for run in runs), tuning_run)
 
 
-def tuned_file(place: Place, untuned: Experiment) -> Path:
+def tuned_file(place: Place, tuning_run: Experiment) -> Path:
     """Return the file of the settings that were chosen for a run."""
-    return place.out / TUNED / f"{untuned.folder.name}.json"
+    return place.out / TUNED / f"{tuning_run.folder.name}.json"
 
 
-def read_tuned(place: Place, untuned: Experiment) -> dict[str, Any]:
+def read_tuned(place: Place, tuning_run: Experiment) -> dict[str, Any]:
     """Return the settings that were chosen for a run; {} before that."""
-    file = tuned_file(place, untuned)
+    file = tuned_file(place, tuning_run)
     return dict(json.loads(file.read_text())["best"]) if file.is_file() else {}
 
 
-def _run(definition: Definition, scale: Scale, place: Place, row: Line, column: Line) -> Experiment | None:
-    changed = {"method": "cpp", "backbone": "main", **definition.values, **column.values, **row.values}
-    stream, backbone = scale.streams.get(changed.pop("stream", "")), scale.backbones.get(changed.pop("backbone"))
+def _plan_run(definition: Definition, scale: Scale, place: Place, row: Line, column: Line) -> Experiment | None:
+    line_values = {"method": "cpp", "backbone": "main", **definition.values, **column.values, **row.values}
+    stream = scale.streams.get(line_values.pop("stream", ""))
+    backbone = scale.backbones.get(line_values.pop("backbone"))
     if row.is_cited or column.is_cited or stream is None or backbone is None:
         return None
-    method, comparison = changed["method"], definition.comparison
+    method, comparison = line_values["method"], definition.comparison
     methods = scale.methods if comparison is None else {}
-    general = _for_method(method, {**stream, **methods.get(ALL_METHODS, {})})
-    values: dict[str, Any] = {**general, **backbone, **methods.get(method, {}), **changed}
+    scale_settings = _select_settings(method, {**stream, **methods.get(ALL_METHODS, {})})
+    values: dict[str, Any] = {**scale_settings, **backbone, **methods.get(method, {}), **line_values}
     if scale.is_published and find_benchmark(values["stream"]).name in find_method(method).published:
         values["published"] = True
     if "task_file" in values:
@@ -110,34 +111,34 @@ def _run(definition: Definition, scale: Scale, place: Place, row: Line, column: 
     seeds, precision = (comparison.seeds, comparison.precision) if comparison else (scale.seeds, FP32)
     values |= {"seeds": list(seeds), "precision": precision, "device": place.device}
     values |= {name: value for name, value in (("data_dir", place.data_dir), ("threads", place.threads)) if value}
-    made = Experiment.from_values(values)
+    run = Experiment.from_values(values)
     if comparison:
-        made = dataclasses.replace(made, settings={**made.settings, **_reduced(made, comparison.at_most)})
+        run = dataclasses.replace(run, settings={**run.settings, **_reduce_settings(run, comparison.at_most)})
     if column.learned_in:
         source = next(line for line in definition.columns if line.key == column.learned_in)
-        learned = _run(definition, scale, place, row, source)
-        made = dataclasses.replace(made, states_from=learned.folder if learned else None)
-    return _placed(made, place)
+        source_run = _plan_run(definition, scale, place, row, source)
+        run = dataclasses.replace(run, states_from=source_run.folder if source_run else None)
+    return _place_run(run, place)
 
 
-def _placed(run: Experiment, place: Place) -> Experiment:
-    return dataclasses.replace(run, out=place.out / RUNS / _folder_name(run))
+def _place_run(run: Experiment, place: Place) -> Experiment:
+    return dataclasses.replace(run, out=place.out / RUNS / _name_folder(run))
 
 
-def _reduced(run: Experiment, at_most: Mapping[str, int]) -> dict[str, Any]:
+def _reduce_settings(run: Experiment, at_most: Mapping[str, int]) -> dict[str, Any]:
     """Return the settings that are above their caps, reduced; 0 stands for a default of unknown size."""
-    own = run.settings_for(0).to_dict()
-    return {name: most for name, most in at_most.items() if name in own and not 0 < own[name] <= most}
+    values = run.settings_for(0).to_dict()
+    return {name: cap for name, cap in at_most.items() if name in values and not 0 < values[name] <= cap}
 
 
-def _for_method(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _select_settings(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Drop the settings that a method does not have, such as the size of a buffer."""
-    run = {*Experiment.hints(), *get_type_hints(StreamOptions)}
-    known = run | {field.name for field in dataclasses.fields(find_method(method).settings_class)}
-    return {name: value for name, value in values.items() if name in known}
+    run_names = {*Experiment.hints(), *get_type_hints(StreamOptions)}
+    known_names = run_names | {field.name for field in dataclasses.fields(find_method(method).settings_class)}
+    return {name: value for name, value in values.items() if name in known_names}
 
 
-def _folder_name(run: Experiment) -> str:
+def _name_folder(run: Experiment) -> str:
     """Name a run's folder by stream, method, backbone and a hash of all that determines its results."""
     about = {
         "settings": run.settings_for(0).to_dict(),
@@ -151,10 +152,10 @@ def _folder_name(run: Experiment) -> str:
 
 def unique_runs(cells: list[Cell]) -> list[Experiment]:
     """Return every run once, those that evaluate another's states last; what they evaluate is among them."""
-    found: dict[Path, Experiment] = {}
+    runs: dict[Path, Experiment] = {}
     for run in (run for cell in cells for run in cell.runs):
-        found.setdefault(run.folder, run)
-    return sorted(found.values(), key=lambda run: run.states_from is not None)
+        runs.setdefault(run.folder, run)
+    return sorted(runs.values(), key=lambda run: run.states_from is not None)
 
 
 def is_finished(run: Experiment) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
@@ -18,7 +16,7 @@ from protosteer.reproduction.results import Number, Result, decimals_of, heading
 OURS, PAPER = "#0072B2", "#D55E00"
 
 
-def bars(result: Result) -> bytes:
+def draw_bars(result: Result) -> bytes:
     """Draw a panel per column and metric: a bar per row, and a mark where the paper's number is."""
     rows, metrics, columns = result.rows(), result.definition.metrics, _columns_with_numbers(result)
     size = (4.4 * len(columns) + 1.6, (0.32 * len(rows) + 1.1) * len(metrics) + 0.5)
@@ -27,7 +25,7 @@ def bars(result: Result) -> bytes:
     for (metric, title), line in zip(metrics.items(), panels, strict=True):
         for column, axes in zip(columns, line, strict=True):
             numbers = [result.number(row, column, metric) for row in rows]
-            _bar_panel(axes, numbers, in_bytes=decimals_of(metric) == 0)
+            _draw_bar_panel(axes, numbers, in_bytes=decimals_of(metric) == 0)
             axes.set_yticks(range(len(rows)), [heading(row, result.scale) for row in rows])
             name = heading(column, result.scale)
             axes.set_title(f"{name}: {title}" if name else title, fontsize=10)
@@ -36,11 +34,11 @@ def bars(result: Result) -> bytes:
 
 
 def _columns_with_numbers(result: Result) -> list[Line]:
-    known, columns = {number.column for number in result.numbers.values()}, result.definition.columns
-    return [column for column in columns if column.key in known] or list(columns[:1])
+    column_keys, columns = {number.column for number in result.numbers.values()}, result.definition.columns
+    return [column for column in columns if column.key in column_keys] or list(columns[:1])
 
 
-def _bar_panel(axes: Axes, numbers: list[Number], in_bytes: bool) -> None:
+def _draw_bar_panel(axes: Axes, numbers: list[Number], in_bytes: bool) -> None:
     if in_bytes:  # from hundreds to millions
         sizes = [number.mean for number in numbers if number.mean]
         axes.set_xscale("log")
@@ -57,7 +55,7 @@ def _bar_panel(axes: Axes, numbers: list[Number], in_bytes: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def heat(result: Result) -> bytes:
+def draw_heat_map(result: Result) -> bytes:
     """Draw a heat map of rows by columns for each metric."""
     metrics, columns, rows = result.definition.metrics, result.definition.columns, result.rows()
     size = (1.1 * len(columns) * len(metrics) + 2.4, 0.7 * len(rows) + 1.6)
@@ -66,8 +64,8 @@ def heat(result: Result) -> bytes:
     for axes, (metric, title) in zip(panels, metrics.items(), strict=True):
         means = [[result.number(row, column, metric).mean for column in columns] for row in rows]
         cells = np.array(means, dtype=float)  # None becomes NaN
-        known = cells[~np.isnan(cells)]
-        scale = Normalize(known.min(initial=100.0), max(known.max(initial=0.0), known.min(initial=100.0) + 0.1))
+        values = cells[~np.isnan(cells)]
+        scale = Normalize(values.min(initial=100.0), max(values.max(initial=0.0), values.min(initial=100.0) + 0.1))
         heat_cells(axes, cells, scale, 2, 9.0)
         axes.set_xticks(range(len(columns)), [column.title for column in columns])
         axes.set_yticks(range(len(rows)), [row.title for row in rows])
@@ -75,7 +73,7 @@ def heat(result: Result) -> bytes:
     return _finish(figure, result)
 
 
-def lines(result: Result) -> bytes:
+def draw_lines(result: Result) -> bytes:
     """Draw a panel per metric: a line per row over the columns."""
     metrics, columns = result.definition.metrics, result.definition.columns
     figure = Figure(figsize=(5.2 * len(metrics) + 0.6, 4.0), dpi=DPI, layout="constrained")
@@ -84,8 +82,8 @@ def lines(result: Result) -> bytes:
         for i, row in enumerate(result.rows()):
             numbers = [result.number(row, column, metric) for column in columns]
             heights = np.array([number.mean for number in numbers], dtype=float)  # None becomes NaN
-            spread = [number.std or 0.0 for number in numbers]
-            axes.errorbar(range(len(columns)), heights, yerr=spread, capsize=3, label=row.title, **line_style(i))
+            deviations = [number.std or 0.0 for number in numbers]
+            axes.errorbar(range(len(columns)), heights, yerr=deviations, capsize=3, label=row.title, **line_style(i))
         axes.set_xticks(range(len(columns)), [column.title for column in columns])
         axes.set_title(title, fontsize=10)
         axes.grid(alpha=0.3)
@@ -93,7 +91,7 @@ def lines(result: Result) -> bytes:
     return _finish(figure, result)
 
 
-def curves(result: Result) -> bytes:
+def draw_curves(result: Result) -> bytes:
     """Draw a panel per column: the accuracy after each task, a line per row."""
     columns = result.definition.columns
     figure = Figure(figsize=(4.6 * len(columns), 4.0), dpi=DPI, layout="constrained")
@@ -122,4 +120,4 @@ def _finish(figure: Figure, result: Result, legend: bool = True) -> bytes:
     return png(figure)
 
 
-PLOTS: Mapping[str, Callable[[Result], bytes]] = {"bars": bars, "heat": heat, "lines": lines, "curves": curves}
+PLOTS = {"bars": draw_bars, "heat": draw_heat_map, "lines": draw_lines, "curves": draw_curves}

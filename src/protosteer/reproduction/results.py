@@ -20,7 +20,7 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 # By row and column: what `run --json` prints.
-Figures = Mapping[tuple[str, str], Mapping[str, Any]]
+MetricsByCell = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -87,28 +87,29 @@ class Result:
 
 
 def collect(
-    definition: Definition, scale: Scale, cells: Sequence[Cell], figures: Figures, missing: Mapping[str, str]
+    definition: Definition, scale: Scale, cells: Sequence[Cell], cell_metrics: MetricsByCell, reasons: Mapping[str, str]
 ) -> Result:
     """Collect the numbers of an experiment from the metrics of its runs."""
     runs = {(cell.row.key, cell.column.key): cell.run.folder.name for cell in cells if cell.run}
     numbers = {}
     for row in definition.rows:
         for column in definition.columns:
-            place = (row.key, column.key)
+            key = (row.key, column.key)
             for metric in definition.metrics:
-                values = _values(metric, place, figures)
-                known = [value for value in values if value is not None]
-                mean, std = spread(known) if known and len(known) == len(values) else (None, None)
-                paper, paper_std = definition.published(*place, metric)
-                run = runs.get(place, "") if mean is not None else ""
+                values = _read_values(metric, key, cell_metrics)
+                known_values = [value for value in values if value is not None]
+                is_complete = 0 < len(known_values) == len(values)
+                mean, std = mean_and_std(known_values) if is_complete else (None, None)
+                paper, paper_std = definition.paper_value(*key, metric)
+                run = runs.get(key, "") if mean is not None else ""
                 if mean is not None or paper is not None:
-                    number = Number(*place, metric, mean, std, len(known), paper, paper_std, run)
-                    numbers[(*place, metric)] = number
-    curves = {place: [seed["matrix"] for seed in found["seeds"]] for place, found in figures.items()}
-    return Result(definition, scale, numbers, missing, curves=curves)
+                    number = Number(*key, metric, mean, std, len(known_values), paper, paper_std, run)
+                    numbers[(*key, metric)] = number
+    curves = {key: [seed["matrix"] for seed in values["seeds"]] for key, values in cell_metrics.items()}
+    return Result(definition, scale, numbers, reasons, curves=curves)
 
 
-def spread(values: Sequence[float]) -> tuple[float, float | None]:
+def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Compute mean and sample standard deviation; one value has no deviation."""
     mean = sum(values) / len(values)
     if len(values) == 1:
@@ -116,13 +117,13 @@ def spread(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
 
 
-def _values(metric: str, place: tuple[str, str], figures: Figures) -> list[float | None]:
+def _read_values(metric: str, key: tuple[str, str], metrics: MetricsByCell) -> list[float | None]:
     """Return a metric of each seed of a cell."""
-    if place not in figures:
+    if key not in metrics:
         return []
-    seeds = figures[place]["seeds"]
+    seeds = metrics[key]["seeds"]
     if metric in DERIVED:
-        return [DERIVED[metric](seed, place, figures) for seed in seeds]
+        return [DERIVED[metric](seed, key, metrics) for seed in seeds]
     return [seed.get(metric) for seed in seeds]
 
 
@@ -131,33 +132,33 @@ def _paper_bytes(seed: Mapping[str, Any]) -> float:
     return float(seed.get("prompt_bytes_per_task", seed["bytes_per_task"]))
 
 
-def _gap(seed: Mapping[str, Any], place: tuple[str, str], figures: Figures) -> float | None:
+def _gap(seed: Mapping[str, Any], key: tuple[str, str], metrics: MetricsByCell) -> float | None:
     """Compute how far the accuracy is below joint training on the same seed."""
-    joint = figures.get(("joint", place[1]), {"seeds": []})["seeds"]
-    upper = next((other["last_accuracy"] for other in joint if other["seed"] == seed["seed"]), None)
-    return None if upper is None or place[0] == "joint" else upper - seed["last_accuracy"]
+    joint_seeds = metrics.get(("joint", key[1]), {"seeds": []})["seeds"]
+    accuracy = next((joint["last_accuracy"] for joint in joint_seeds if joint["seed"] == seed["seed"]), None)
+    return None if accuracy is None or key[0] == "joint" else accuracy - seed["last_accuracy"]
 
 
-def _additional(seed: Mapping[str, Any], place: tuple[str, str], figures: Figures) -> float | None:
+def _additional(seed: Mapping[str, Any], key: tuple[str, str], metrics: MetricsByCell) -> float | None:
     """Compute the bytes of all tasks as the paper counts them; of the upper bound, none."""
-    return None if place[0] == "joint" else _paper_bytes(seed) * len(seed["matrix"])
+    return None if key[0] == "joint" else _paper_bytes(seed) * len(seed["matrix"])
 
 
-def _share(seed: Mapping[str, Any], place: tuple[str, str], figures: Figures) -> float | None:
-    added = _additional(seed, place, figures)
-    return None if added is None else 100.0 * added / (4.0 * figures[place]["parameters"])
+def _share(seed: Mapping[str, Any], key: tuple[str, str], metrics: MetricsByCell) -> float | None:
+    size = _additional(seed, key, metrics)
+    return None if size is None else 100.0 * size / (4.0 * metrics[key]["parameters"])
 
 
-def _megabytes(added: float | None) -> float | None:
-    return None if added is None else added / MEGABYTE
+def _megabytes(size: float | None) -> float | None:
+    return None if size is None else size / MEGABYTE
 
 
-# Metrics that are computed from a seed's metrics, the cell's place and the other cells.
-DERIVED: Mapping[str, Callable[[Mapping[str, Any], tuple[str, str], Figures], float | None]] = {
-    "paper_megabytes_per_task": lambda seed, place, figures: _paper_bytes(seed) / MEGABYTE,
-    "megabytes_per_task": lambda seed, place, figures: seed["bytes_per_task"] / MEGABYTE,
+# Metrics that are computed from a seed's metrics, the cell's key and the other cells.
+DERIVED: Mapping[str, Callable[[Mapping[str, Any], tuple[str, str], MetricsByCell], float | None]] = {
+    "paper_megabytes_per_task": lambda seed, key, metrics: _paper_bytes(seed) / MEGABYTE,
+    "megabytes_per_task": lambda seed, key, metrics: seed["bytes_per_task"] / MEGABYTE,
     "gap_to_joint": _gap,
-    "additional_megabytes": lambda seed, place, figures: _megabytes(_additional(seed, place, figures)),
+    "additional_megabytes": lambda seed, key, metrics: _megabytes(_additional(seed, key, metrics)),
     "additional_percent": _share,
 }
 
@@ -184,26 +185,26 @@ def cell_text(number: Number) -> str:
 
 def heading(line: Line, scale: Scale) -> str:
     """Return a row's or column's title, with the stream that stands for the paper's at a reduced scale."""
-    named = line.values.get("stream", "")
-    actual = scale.streams.get(named, {}).get("stream")
-    stands_in = actual not in (None, named) and not scale.is_published
-    return f"{line.title} (here {actual})" if stands_in else line.title
+    stream = line.values.get("stream", "")
+    stand_in = scale.streams.get(stream, {}).get("stream")
+    is_replaced = stand_in not in (None, stream) and not scale.is_published
+    return f"{line.title} (here {stand_in})" if is_replaced else line.title
 
 
 def grids(result: Result) -> list[tuple[str, list[list[str]]]]:
     """Return a grid of texts for each metric: rows by columns, with headings."""
     columns = result.definition.columns
-    found = []
+    tables = []
     for metric, title in result.definition.metrics.items():
         lines = [["", *(heading(column, result.scale) for column in columns)]]
         for row in result.rows():
             texts = (cell_text(result.number(row, column, metric)) for column in columns)
             lines.append([heading(row, result.scale), *texts])
-        found.append((title, lines))
-    return found
+        tables.append((title, lines))
+    return tables
 
 
-def as_markdown(result: Result) -> str:
+def format_markdown(result: Result) -> str:
     """Return headings, tables and what was not run."""
     definition, comparison = result.definition, result.definition.comparison
     lines = [f"# {definition.title}", ""]
@@ -219,13 +220,13 @@ def as_markdown(result: Result) -> str:
     lines += ["Settings that were chosen:", "", *(f"- {note}" for note in result.notes), ""] if result.notes else []
     if result.missing:
         reasons: dict[str, list[str]] = {}
-        for cell, why in result.missing.items():
-            reasons.setdefault(why, []).append(cell)
-        lines += ["Not run:", "", *(f"- {'; '.join(cells)}: {why}" for why, cells in reasons.items()), ""]
+        for cell, reason in result.missing.items():
+            reasons.setdefault(reason, []).append(cell)
+        lines += ["Not run:", "", *(f"- {'; '.join(cells)}: {reason}" for reason, cells in reasons.items()), ""]
     return "\n".join(lines)
 
 
-def as_latex(result: Result) -> str:
+def format_latex(result: Result) -> str:
     """Return a table per metric for the package booktabs."""
     parts = []
     for title, grid in grids(result):
@@ -234,7 +235,7 @@ def as_latex(result: Result) -> str:
     return "\n".join(parts)
 
 
-def as_csv(result: Result) -> str:
+def format_csv(result: Result) -> str:
     """Return one line per number."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

@@ -21,11 +21,11 @@ def tune_missing(cells: Sequence[Cell], place: Place, say: Callable[[str], None]
     """Search the grids of cells that were not tuned yet, and write what was found.
 
     Args:
-        cells: The cells; those without `untuned` are skipped.
+        cells: The cells; those without `tuning_run` are skipped.
         place: Where the files are written to.
         say: Called with lines for the user. A search that fails is reported; the run then fails for the same reason.
     """
-    for run in (cell.untuned for cell in cells if cell.untuned):
+    for run in (cell.tuning_run for cell in cells if cell.tuning_run):
         file = tuned_file(place, run)
         if file.is_file():
             continue
@@ -35,7 +35,7 @@ def tune_missing(cells: Sequence[Cell], place: Place, say: Callable[[str], None]
         except ProtosteerError as error:
             say(f"{run.method} on {run.stream} was not tuned: {error}")
             continue
-        found = [{"settings": dict(trial.settings), "accuracy": trial.accuracy} for trial in trials]
-        best = found[0]["settings"] if found else {}
-        write_atomically(file, (json.dumps({"best": best, "trials": found}, indent=1) + "\n").encode())
-        say(f"{run.method} on {run.stream}, tuned: {best}")
+        entries = [{"settings": dict(trial.settings), "accuracy": trial.accuracy} for trial in trials]
+        settings = entries[0]["settings"] if entries else {}
+        write_atomically(file, (json.dumps({"best": settings, "trials": entries}, indent=1) + "\n").encode())
+        say(f"{run.method} on {run.stream}, tuned: {settings}")
