@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protosteer.methods.bic import BiC, bias, correct, draw_held_out, rows_to_keep
+from protosteer.methods.bic import BiC, correct, draw_held_out, fit_bias, rows_to_keep
 from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.finetune_base import distillation
 from protosteer.methods.testing import GROUPS, toy_images
@@ -18,14 +18,14 @@ def test_a_planted_bias_is_undone(alpha, beta):
     labels = torch.multinomial(true.softmax(dim=1), 1, generator=draw)[:, 0]
     seen = true.clone()
     seen[:, -3:] = (true[:, -3:] - beta) / alpha
-    found = bias(seen, labels, new=3)
+    found = fit_bias(seen, labels, new_count=3)
     torch.testing.assert_close(found, torch.tensor([alpha, beta]), rtol=0.05, atol=0.05)
     torch.testing.assert_close(correct(seen, torch.tensor([alpha, beta]), 3), true)
 
 
 def test_the_bias_of_images_that_are_told_apart_perfectly_is_finite():
     logits = 5 * torch.eye(4).repeat(2, 1)
-    assert bool((bias(logits, torch.arange(4).repeat(2), new=2).abs() < 20).all())
+    assert bool((fit_bias(logits, torch.arange(4).repeat(2), new_count=2).abs() < 20).all())
 
 
 def test_distillation_weighs_as_much_as_old_classes_among_all():

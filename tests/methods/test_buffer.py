@@ -3,7 +3,7 @@
 import torch
 
 from protosteer.data.images import ArrayImages
-from protosteer.methods.buffer import Buffer, balanced
+from protosteer.methods.buffer import Buffer, balanced_rows
 
 
 def grey(*values: int) -> ArrayImages:
@@ -53,6 +53,6 @@ def test_room_is_shared_out_among_classes_and_old_images_stay():
 
 def test_balanced_classes_differ_by_one_at_most_and_keep_their_first():
     labels = torch.tensor([0] * 9 + [1] * 2 + [2] * 9)
-    rows = balanced(labels, 10)
+    rows = balanced_rows(labels, 10)
     assert labels[rows].bincount().tolist() == [4, 2, 4] and rows.tolist() == [0, 1, 2, 3, 9, 10, 11, 12, 13, 14]
-    assert balanced(labels, 99).tolist() == list(range(20))
+    assert balanced_rows(labels, 99).tolist() == list(range(20))

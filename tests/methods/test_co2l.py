@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
 from protosteer.methods.checks import Maker
-from protosteer.methods.co2l import RIDGE, Co2L, asymmetric, linear, relations
+from protosteer.methods.co2l import RIDGE, Co2L, asymmetric_loss, fit_head, relation_loss
 from protosteer.paper.losses import supcon
 
 LABELS = torch.tensor([0, 0, 1, 2, 2, 2, 3, 3])
@@ -27,13 +27,13 @@ def test_the_asymmetric_loss_is_a_mean_over_anchors():
         positives = [j for j in range(8) if j != i and LABELS[j] == LABELS[i]]
         logs = [math.log(math.exp(similar[i][j] / temperature) / whole) for j in positives]
         terms.append(-sum(logs) / len(logs))
-    found = asymmetric(z, LABELS, LABELS >= 2, temperature)
+    found = asymmetric_loss(z, LABELS, LABELS >= 2, temperature)
     torch.testing.assert_close(found.item(), sum(terms) / len(terms))
 
 
 def test_with_all_images_as_anchors_it_is_supcon():
     every = torch.ones(8, dtype=torch.bool)
-    torch.testing.assert_close(asymmetric(vectors(0), LABELS, every, 0.3), supcon(vectors(0), LABELS, 0.3))
+    torch.testing.assert_close(asymmetric_loss(vectors(0), LABELS, every, 0.3), supcon(vectors(0), LABELS, 0.3))
 
 
 def test_old_images_are_negatives_and_nothing_more():
@@ -42,10 +42,10 @@ def test_old_images_are_negatives_and_nothing_more():
     other, moved = LABELS.clone(), z.clone()
     other[:3] = torch.tensor([1, 0, 0])
     moved[:3] = vectors(1)[:3]
-    loss = asymmetric(z, LABELS, anchors, 0.5)
-    assert torch.equal(loss, asymmetric(z, other, anchors, 0.5))
-    assert not torch.isclose(loss, asymmetric(moved, LABELS, anchors, 0.5))
-    assert float(asymmetric(z, LABELS, LABELS > 3, 0.5)) == 0
+    loss = asymmetric_loss(z, LABELS, anchors, 0.5)
+    assert torch.equal(loss, asymmetric_loss(z, other, anchors, 0.5))
+    assert not torch.isclose(loss, asymmetric_loss(moved, LABELS, anchors, 0.5))
+    assert float(asymmetric_loss(z, LABELS, LABELS > 3, 0.5)) == 0
 
 
 def test_relations_are_softmaxes_over_all_other_images():
@@ -57,7 +57,7 @@ def test_relations_are_softmaxes_over_all_other_images():
         p = [math.exp(then[i][j] / past) for j in others]
         q = [math.exp(now[i][j] / present) for j in others]
         expected -= sum(a / sum(p) * math.log(b / sum(q)) for a, b in zip(p, q, strict=True)) / 8
-    torch.testing.assert_close(relations(z, before, present, past).item(), expected)
+    torch.testing.assert_close(relation_loss(z, before, present, past).item(), expected)
 
 
 def test_the_loss_is_of_two_views():
@@ -70,7 +70,7 @@ def test_the_loss_is_of_two_views():
     z = F.normalize(method.projection(embeddings), dim=1)
     before = F.normalize(method.past[1](embeddings), dim=1)  # the backbone has not moved
     both = torch.cat([labels, labels])
-    expected = asymmetric(z, both, both >= 2, 0.5) + 2.0 * relations(z, before, 0.2, 0.01)
+    expected = asymmetric_loss(z, both, both >= 2, 0.5) + 2.0 * relation_loss(z, before, 0.2, 0.01)
     loss, shown = method.loss(images, labels)
     torch.testing.assert_close(loss, expected)
     assert torch.equal(shown, embeddings[:4])
@@ -98,7 +98,7 @@ def test_the_head_is_a_logistic_regression_in_which_classes_count_the_same():
     draw = torch.Generator().manual_seed(0)
     labels = torch.tensor([0] * 60 + [1] * 20 + [2] * 5)
     embeddings = torch.randn(85, 4, generator=draw) + torch.eye(4)[labels]
-    weight, bias = linear(embeddings, labels, classes=3)
+    weight, bias = fit_head(embeddings, labels, classes=3)
     # scikit-learn weighs by n / (classes * count) and adds up, so its C is 1 / (2 * ridge * n).
     twin = LogisticRegression(C=1 / (2 * RIDGE * 85), class_weight="balanced", tol=1e-8, max_iter=1000)
     twin.fit(embeddings.numpy(), labels.numpy())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from protosteer.methods.checks import Maker, learn_task
-from protosteer.methods.coda_prompt import CODAPrompt, orthonormal
+from protosteer.methods.coda_prompt import CODAPrompt, draw_orthonormal
 from protosteer.methods.testing import GROUPS, toy_images
 
 
@@ -75,7 +75,7 @@ def test_where_there_is_no_room_new_components_are_orthonormal_among_themselves(
     earlier, drawn = torch.randn(8, 12), []
     for before in (earlier, earlier[:0]):
         torch.manual_seed(0)
-        drawn.append(orthonormal(5, before))
+        drawn.append(draw_orthonormal(5, before))
     assert torch.equal(*drawn)
     torch.testing.assert_close(drawn[0] @ drawn[0].T, torch.eye(5), rtol=0, atol=1e-5)
 

@@ -118,7 +118,7 @@ def test_prototypes_are_means_in_every_space_that_was_there():
     for t, group in enumerate(GROUPS):
         pixels, labels = toy_images(group)
         for s in range(t + 1):
-            embeddings = method.adapted[s].embed_pixels(pixels)
+            embeddings = method.spaces[s].embed_pixels(pixels)
             for i, name in enumerate(group):
                 mean = embeddings[torch.tensor([label == name for label in labels])].mean(dim=0)
                 torch.testing.assert_close(method.prototypes[s, start + i], mean)
@@ -131,12 +131,12 @@ def test_one_task_is_the_nearest_class_mean_in_the_adapted_space():
     learn_task(method, GROUPS[1])
     pixels, labels = toy_images(GROUPS[1])
     plain = method.backbone.embed_pixels(pixels)
-    train = method.adapted[0].embed_pixels(pixels)
+    train = method.spaces[0].embed_pixels(pixels)
     assert not torch.allclose(plain, train, atol=1e-3)
     number = torch.tensor([GROUPS[1].index(label) for label in labels])
     means = torch.stack([train[number == k].mean(dim=0) for k in range(3)])
     images = MAKE.images(method, ["ant", "bee", "fox", *GROUPS[1]])
-    queries = method.adapted[0].embed_pixels(images.pixels(torch.arange(len(images))))
+    queries = method.spaces[0].embed_pixels(images.pixels(torch.arange(len(images))))
     answer = method.answer(images)
     expected = F.cosine_similarity(queries[:, None], means, dim=2).argmax(dim=1)
     assert torch.equal(answer.classes, expected) and answer.prompts.tolist() == [0] * len(images)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protosteer.methods.checks import Maker
-from protosteer.methods.pass_ import PASS, radius, rotated
+from protosteer.methods.pass_ import PASS, radius, rotate
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
 
 
@@ -17,7 +17,7 @@ def cross_entropy(logits: list[float], label: int) -> float:
 
 def test_rotated_images_have_rows_of_their_own():
     images = torch.arange(2 * 3 * 4 * 4.0).view(2, 3, 4, 4)
-    views, rows = rotated(images, torch.tensor([0, 5]))
+    views, rows = rotate(images, torch.tensor([0, 5]))
     assert rows.tolist() == [0, 20, 1, 21, 2, 22, 3, 23]
     for i, view in enumerate(views):
         turned = np.stack([np.rot90(channel, i // 2) for channel in images[i % 2].numpy()])

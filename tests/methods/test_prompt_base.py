@@ -28,7 +28,7 @@ def test_cross_entropy_is_over_the_new_classes():
     for row, label in zip(scores.detach(), labels, strict=True):
         masked = torch.tensor([-torch.inf if k < 2 else row[k] for k in range(5)])
         expected += float(torch.log(torch.exp(masked).sum()) - row[label]) / 4
-    loss = task_cross_entropy(scores, torch.tensor(labels), known=2)
+    loss = task_cross_entropy(scores, torch.tensor(labels), known_count=2)
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     loss.backward()
     assert not scores.grad[:, :2].any() and scores.grad[:, 2:].all()

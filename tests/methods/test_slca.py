@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protosteer.methods.checks import Maker
-from protosteer.methods.slca import SLCA, gaussian
+from protosteer.methods.slca import SLCA, fit_gaussian
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 from protosteer.methods.training_utils import scheduled_rate
 
@@ -26,7 +26,7 @@ def planted(**settings: float) -> SLCA:
 @pytest.mark.parametrize("images", [1, 5, 100])  # fewer and more than the 9 dimensions
 def test_a_class_is_kept_as_numpys_mean_and_covariance(images):
     rows = torch.randn(images, 9, generator=torch.Generator().manual_seed(0)).double() * torch.arange(1, 10)
-    mean, factor = gaussian(rows)
+    mean, factor = fit_gaussian(rows)
     covariance = np.cov(rows.numpy().T) if images > 1 else np.zeros((9, 9))
     np.testing.assert_allclose(mean, rows.numpy().mean(axis=0), atol=1e-12)
     np.testing.assert_allclose(factor @ factor.T, covariance + 1e-4 * np.eye(9), atol=1e-10)

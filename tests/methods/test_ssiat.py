@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from protosteer.methods.checks import Maker, learn_task
-from protosteer.methods.slca import gaussian
+from protosteer.methods.slca import fit_gaussian
 from protosteer.methods.ssiat import RIDGE, SSIAT, shift_means
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
@@ -51,7 +51,7 @@ def test_earlier_means_move_and_new_ones_are_those_of_the_adapted_backbone():
     torch.testing.assert_close(two.means[:2], shift_means(one.means, before, after), rtol=1e-4, atol=1e-4)
     for k, name in enumerate(GROUPS[1]):
         own = after[[label == name for label in names]].double()
-        mean, factor = gaussian(own, RIDGE)
+        mean, factor = fit_gaussian(own, RIDGE)
         torch.testing.assert_close(two.means[2 + k], mean.float(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(two.factors[2 + k], factor.float(), rtol=1e-3, atol=1e-3)
 

@@ -43,17 +43,16 @@ def find_method(name: str) -> type[Method]:
     """
     if name in METHODS:
         return METHODS[name]
-    found = load_from_file(name) if is_file_spec(name) else load_entry_point(ENTRY_POINTS, name)
-    if found is None:
-        known = [*METHODS, *entry_point_names(ENTRY_POINTS)]
-        raise SettingsError(
-            f"no method is called '{name}'; {suggestion(name, known)}", code="unknown-method", name=name
-        )
-    if not isinstance(found, type) or not issubclass(found, Method):
+    plugin = load_from_file(name) if is_file_spec(name) else load_entry_point(ENTRY_POINTS, name)
+    if plugin is None:
+        known_names = [*METHODS, *entry_point_names(ENTRY_POINTS)]
+        message = f"no method is called '{name}'; {suggestion(name, known_names)}"
+        raise SettingsError(message, code="unknown-method", name=name)
+    if not isinstance(plugin, type) or not issubclass(plugin, Method):
         raise SettingsError(f"{name} is not a subclass of protosteer.methods.Method", code="not-a-method", name=name)
     # A class without the decorator is called as the entry point is, or as itself.
-    own = found.__dict__.get("name") or (found.__name__.lower() if is_file_spec(name) else name)
-    return register_method(own)(found)
+    method_name = plugin.__dict__.get("name") or (plugin.__name__.lower() if is_file_spec(name) else name)
+    return register_method(method_name)(plugin)
 
 
 def load_plugins() -> None:

@@ -60,11 +60,11 @@ def with_adapters(backbone: Backbone, adapters: nn.ModuleList, scale: float, tra
     Both share all other weights, so many adapted backbones take little memory. Only the adapters can be trained, and only
     if it is `trainable`.
     """
-    shared = {id(parameter): parameter for parameter in backbone.vit.parameters()}
-    vit = copy.deepcopy(backbone.vit, shared)
+    memo = {id(parameter): parameter for parameter in backbone.vit.parameters()}
+    vit = copy.deepcopy(backbone.vit, memo)
     adapters.requires_grad_(trainable)
     pairs = zip(vit.blocks, adapters, strict=True)
     vit.blocks = nn.ModuleList(AdaptedBlock(cast(Block, block), adapter, scale) for block, adapter in pairs)
-    adapted = Backbone(backbone.name, vit, backbone.preprocessing, precision=backbone.precision)
-    adapted.trainable = trainable
-    return adapted
+    adapted_backbone = Backbone(backbone.name, vit, backbone.preprocessing, precision=backbone.precision)
+    adapted_backbone.trainable = trainable
+    return adapted_backbone

@@ -63,8 +63,8 @@ class APER(FirstSession):
         """Update the class means; on the first task, adapt before."""
         classes, labels = number_labels(task, self.classes)
         self.adapt(task)
-        plain = embed_task(task, self.backbone, self.embed_batch_size)
-        features = torch.cat([plain, self.embed_task(task)], dim=1)
+        embeddings = embed_task(task, self.backbone, self.embed_batch_size)
+        features = torch.cat([embeddings, self.embed_task(task)], dim=1)
         self.means, self.counts = update_means(self.means, self.counts, features, labels)
         self.tasks.append(classes)
 

@@ -142,9 +142,8 @@ class Method(ABC):
     def preset(cls, name: str | None) -> dict[str, Any]:
         """Return the settings that a preset stands for; None: the method's defaults."""
         if name not in (None, "paper"):
-            raise SettingsError(
-                f"method {cls.name} has no preset {name!r}; leave it out", code="unknown-preset", name=name
-            )
+            message = f"method {cls.name} has no preset {name!r}; leave it out"
+            raise SettingsError(message, code="unknown-preset", name=name)
         return {}
 
     def __init__(self, backbone: Backbone, settings: Any):
@@ -176,24 +175,24 @@ class Method(ABC):
     def answer(self, images: Images) -> Answer:
         """Predict among all classes learned so far, and report how: tasks retrieved, passes, confidence."""
 
-    def diagnose(self, images: Images, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
+    def diagnose(self, images: Images, truth: Tensor, task: int, task_classes: Tensor) -> dict[str, float]:
         """Analyse the errors on one task's test images.
 
         Args:
             images: The task's B test images.
             truth: Their class numbers, int64 [B].
             task: The task's number.
-            own: The numbers of the task's classes.
+            task_classes: The numbers of the task's classes.
 
         Returns:
             Metrics by name, in percent of the images unless their name says otherwise.
         """
-        predicted = self.predict(images)
-        wrong, inside = predicted != truth, torch.isin(predicted, own)
+        predictions = self.predict(images)
+        is_wrong, in_task = predictions != truth, torch.isin(predictions, task_classes)
         return {
-            "accuracy": percent(~wrong),
-            "same_task": percent(wrong & inside),  # predicted as another class of their task
-            "other_task": percent(wrong & ~inside),
+            "accuracy": percent(~is_wrong),
+            "same_task": percent(is_wrong & in_task),  # predicted as another class of their task
+            "other_task": percent(is_wrong & ~in_task),
         }
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -208,15 +207,15 @@ class Method(ABC):
         """
         parts: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
-            name, _, rest = key.partition(".")
-            parts.setdefault(name, {})[rest] = tensor
+            name, _, entry = key.partition(".")
+            parts.setdefault(name, {})[entry] = tensor
         try:
             for name in self.state_fields:
                 self._load_field(name, parts.pop(name, {}))
         except (KeyError, RuntimeError) as error:
-            raise self._other_state() from error
+            raise self._state_error() from error
         if parts:
-            raise self._other_state()
+            raise self._state_error()
 
     def _field_tensors(self, name: str) -> dict[str, Tensor]:
         value = getattr(self, name)
@@ -234,12 +233,9 @@ class Method(ABC):
         else:
             value.load_state_dict(tensors)
 
-    def _other_state(self) -> ModelFileError:
-        return ModelFileError(
-            f"the saved state is of another version's method {self.name}; start over with overwrite=True",
-            code="other-state",
-            method=self.name,
-        )
+    def _state_error(self) -> ModelFileError:
+        message = f"the saved state is of another version's method {self.name}; start over with overwrite=True"
+        return ModelFileError(message, code="other-state", method=self.name)
 
     def state(self) -> bytes:
         """Serialise everything learned, without pickle; equal states give equal bytes."""
@@ -255,34 +251,34 @@ class Method(ABC):
             self._check_tensors(tensors)
             self.load_state_dict(tensors)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise self._other_state() from error
+            raise self._state_error() from error
 
     def _check_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise ValueError unless tensors have the types and shapes of a new method's, but for sizes that grow.
 
         A state may be another's: a run folder is shared, evaluated again, resumed.
         """
-        fresh = type(self)(self.backbone, self.settings)
+        reference = type(self)(self.backbone, self.settings)
         rows = {"per class": len(self.classes), "per task": len(self.tasks)}
         for name, growth in self.state_fields.items():
-            if isinstance(value := getattr(fresh, name), Tensor):
-                found = tensors[name]
-                shape = [old or new for old, new in zip(value.shape, found.shape, strict=True)]
+            if isinstance(value := getattr(reference, name), Tensor):
+                tensor = tensors[name]
+                shape = [size or stored_size for size, stored_size in zip(value.shape, tensor.shape, strict=True)]
                 if value.ndim and not len(value) and growth in (*rows, *self.state_fields):
                     shape[0] = rows[growth] if growth in rows else len(tensors[growth])
-                if found.dtype != value.dtype or [*found.shape] != shape or not found.isfinite().all():
-                    raise ValueError(f"{name} is {found.dtype} {list(found.shape)}")
-                if name == growth and not ((found >= 0) & (found < len(self.classes))).all():
+                if tensor.dtype != value.dtype or [*tensor.shape] != shape or not tensor.isfinite().all():
+                    raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}")
+                if name == growth and not ((tensor >= 0) & (tensor < len(self.classes))).all():
                     raise ValueError(f"{name} has numbers of no class")
 
     def bytes_per_task(self) -> list[int]:
         """Return how many bytes each task added to the state, as `state_fields` declares."""
         counts = [len(task) for task in self.tasks]
-        added = [0] * len(counts)
+        totals = [0] * len(counts)
         for name, growth in self.state_fields.items() if counts else ():
             for t, size in enumerate(self._field_bytes(name, growth, counts)):
-                added[t] += size
-        return added
+                totals[t] += size
+        return totals
 
     def _field_bytes(self, name: str, growth: str, counts: list[int]) -> list[int]:
         value = getattr(self, name)
@@ -320,9 +316,8 @@ class Method(ABC):
     def require_knowledge(self) -> None:
         """Raise LearnerError (code "nothing-learned") unless something was learned; `predict` does."""
         if not self.classes:
-            raise LearnerError(
-                f"method {self.name} has learned nothing yet; learn a task first", code="nothing-learned"
-            )
+            message = f"method {self.name} has learned nothing yet; learn a task first"
+            raise LearnerError(message, code="nothing-learned")
 
 
 METHODS: dict[str, type[Method]] = {}
@@ -344,10 +339,10 @@ def register_method(name: str) -> Callable[[M], M]:
     """
 
     def register(method: M) -> M:
-        known = METHODS.get(name)
-        same = (method.__module__, method.__qualname__)  # a module or notebook cell may run twice
-        if known is not None and (known.__module__, known.__qualname__) != same:
-            message = f"method '{name}' is registered already, by {known.__module__}; choose another name"
+        namesake = METHODS.get(name)
+        identity = (method.__module__, method.__qualname__)  # a module or notebook cell may run twice
+        if namesake is not None and (namesake.__module__, namesake.__qualname__) != identity:
+            message = f"method '{name}' is registered already, by {namesake.__module__}; choose another name"
             raise SettingsError(message, code="duplicate-method", name=name)
         method.name = name
         METHODS[name] = method

@@ -27,7 +27,7 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.methods.base import Answer, Images, Source, TrainingTask, register_method
-from protosteer.methods.buffer import balanced
+from protosteer.methods.buffer import balanced_rows
 from protosteer.methods.finetune_base import Network, Rehearsal, RehearsalSettings, distillation
 from protosteer.methods.training_utils import answer_by, minimise
 from protosteer.settings import setting
@@ -64,7 +64,7 @@ class BiC(Rehearsal):
     def __init__(self, backbone: Backbone, settings: BiCSettings):
         super().__init__(backbone, settings)
         self.correction = torch.tensor(IDENTITY)  # alpha and beta of the latest task's classes
-        # Which images of the current task are held out, bool [n].
+        # True for the held-out images of the current task, bool [n].
         self.held = torch.empty(0, dtype=torch.bool)
 
     def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
@@ -76,12 +76,12 @@ class BiC(Rehearsal):
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return buffer and task without the held-out images."""
-        both, targets = self.buffer.joined_with(images, labels)
-        rows = (~self.all_held()).nonzero()[:, 0]
-        return Chosen(both, rows.tolist()), targets[rows]
+        all_images, targets = self.buffer.joined_with(images, labels)
+        rows = (~self.held_out_mask()).nonzero()[:, 0]
+        return Chosen(all_images, rows.tolist()), targets[rows]
 
-    def all_held(self) -> Tensor:
-        """Return which images of buffer and task are held out, bool [n]."""
+    def held_out_mask(self) -> Tensor:
+        """Return a mask of the held-out images of buffer and task, bool [n]."""
         return torch.cat([self.buffer.notes.get("held", self.held[:0]), self.held])
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,29 +91,29 @@ class BiC(Rehearsal):
         loss = F.cross_entropy(logits, labels)
         if self.teacher:
             targets = correct(self.teacher(images), self.correction, len(self.tasks[-1]))
-            old = targets.shape[1]
-            share = old / logits.shape[1]
-            distilled = distillation(logits[:, :old], targets, self.settings.temperature)
-            loss = share * distilled + (1 - share) * loss
+            count = targets.shape[1]
+            share = count / logits.shape[1]
+            distillation_loss = distillation(logits[:, :count], targets, self.settings.temperature)
+            loss = share * distillation_loss + (1 - share) * loss
         return loss, embeddings
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Fit the correction and update the buffer."""
-        both, targets = self.buffer.joined_with(task.train, labels)
-        held, new = self.all_held(), len(self.tasks[-1])
+        all_images, targets = self.buffer.joined_with(task.train, labels)
+        held, new_count = self.held_out_mask(), len(self.tasks[-1])
         if len(self.tasks) > 1:
-            self.correction = self.fit_correction(both, targets, held.nonzero()[:, 0], new)
+            self.correction = self.fit_correction(all_images, targets, held.nonzero()[:, 0], new_count)
         rows = rows_to_keep(targets, held, self.settings.held_out, self.settings.buffer_size, self.generator)
         self.buffer.offer(task.train, labels, rows, held=self.held)
 
-    def fit_correction(self, images: ImageSet, labels: Tensor, rows: Tensor, new: int) -> Tensor:
-        """Fit alpha and beta, [2], on these held-out rows of buffer and task, equally many of each class."""
-        each = int(labels[rows].bincount(minlength=len(self.classes)).min())
-        rows = rows[balanced(labels[rows], each * len(self.classes))]
-        if not len(rows):  # the buffer is too small to hold out something of every class
+    def fit_correction(self, images: ImageSet, labels: Tensor, rows: Tensor, new_count: int) -> Tensor:
+        """Fit alpha and beta, [2], on held-out rows of buffer and task, equally many of each class."""
+        per_class = int(labels[rows].bincount(minlength=len(self.classes)).min())
+        rows = rows[balanced_rows(labels[rows], per_class * len(self.classes))]
+        if not len(rows):  # the buffer is too small to hold out an image of every class
             return torch.tensor(IDENTITY)
         embeddings = self.backbone.embed_set(images, batch_size=self.settings.embed_batch_size, rows=rows.tolist())
-        return bias(self.head(embeddings).detach().cpu(), labels[rows], new)
+        return fit_bias(self.head(embeddings).detach().cpu(), labels[rows], new_count)
 
     def answer(self, images: Images) -> Answer:
         """Predict the class of the largest corrected logit."""
@@ -121,19 +121,19 @@ class BiC(Rehearsal):
         return answer_by(correct(logits, self.correction, len(self.tasks[-1])))
 
 
-def correct(logits: Tensor, correction: Tensor, new: int) -> Tensor:
-    """Return logits [B, K] with the last `new` of them as alpha * o + beta."""
+def correct(logits: Tensor, correction: Tensor, new_count: int) -> Tensor:
+    """Return logits [B, K] with the last `new_count` of them as alpha * o + beta."""
     alpha, beta = correction.to(logits.device)
-    return torch.cat([logits[:, :-new], alpha * logits[:, -new:] + beta], dim=1)
+    return torch.cat([logits[:, :-new_count], alpha * logits[:, -new_count:] + beta], dim=1)
 
 
-def bias(logits: Tensor, labels: Tensor, new: int) -> Tensor:
+def fit_bias(logits: Tensor, labels: Tensor, new_count: int) -> Tensor:
     """Return the alpha and beta, [2], that minimise the cross-entropy of logits [B, K] and labels [B]."""
     start = torch.tensor(IDENTITY)
     numbers = start.clone().requires_grad_()
 
     def loss() -> Tensor:
-        return F.cross_entropy(correct(logits, numbers, new), labels) + RIDGE * ((numbers - start) ** 2).sum()
+        return F.cross_entropy(correct(logits, numbers, new_count), labels) + RIDGE * ((numbers - start) ** 2).sum()
 
     minimise(loss, [numbers])
     return numbers.detach()
@@ -142,25 +142,26 @@ def bias(logits: Tensor, labels: Tensor, new: int) -> Tensor:
 def draw_held_out(labels: Tensor, share: float, quota: int, generator: torch.Generator | None = None) -> Tensor:
     """Draw the images of labels [n] to hold out, bool [n].
 
-    Of each class a share of the `quota` that the buffer will hold; at least one image, at most half of the class.
+    Each class gives a share of the `quota` that the buffer will hold: at least one image, at most half of the class.
     """
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
-        own = (labels == label).nonzero()[:, 0]
-        count = min(max(1, int(share * min(quota, len(own)))), len(own) // 2)
-        held[own[torch.randperm(len(own), generator=generator)[:count]]] = True
+        class_rows = (labels == label).nonzero()[:, 0]
+        count = min(max(1, int(share * min(quota, len(class_rows)))), len(class_rows) // 2)
+        held[class_rows[torch.randperm(len(class_rows), generator=generator)[:count]]] = True
     return held
 
 
 def rows_to_keep(
     labels: Tensor, held: Tensor, share: float, size: int, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Choose the rows that a buffer of `size` keeps, balanced among held-out images and among the others.
+    """Choose rows of labels [n] for a buffer of `size`, balanced among held-out images, bool [n], and among the others.
 
-    Of labels [n] and held [n]. Held-out images get a share of the buffer, or one place per class; others are drawn.
+    Held-out images get a share of the buffer, or one place per class. The others are drawn.
     """
-    room = min(max(int(share * size), len(labels.unique())), size // 2)
-    aside, others = held.nonzero()[:, 0], (~held).nonzero()[:, 0]
-    aside = aside[balanced(labels[aside], room)]
-    others = others[torch.randperm(len(others), generator=generator)]  # of each class, those that come first are kept
-    return torch.cat([aside, others[balanced(labels[others], size - len(aside))]])
+    held_size = min(max(int(share * size), len(labels.unique())), size // 2)
+    held_rows, other_rows = held.nonzero()[:, 0], (~held).nonzero()[:, 0]
+    held_rows = held_rows[balanced_rows(labels[held_rows], held_size)]
+    # Drawn by their order: `balanced_rows` chooses the first rows of each class.
+    other_rows = other_rows[torch.randperm(len(other_rows), generator=generator)]
+    return torch.cat([held_rows, other_rows[balanced_rows(labels[other_rows], size - len(held_rows))]])

@@ -26,7 +26,7 @@ class Buffer:
         pixels: uint8 [n, 3, h, w].
         labels: Class numbers, int64 [n].
         notes: Further numbers of each image, such as logits, [n, ...] by name.
-        offered: How many images were offered so far.
+        offered: The number of images offered so far.
     """
 
     def __init__(self) -> None:
@@ -46,16 +46,16 @@ class Buffer:
     def offer(self, images: ImageSet, labels: Tensor, rows: Tensor, **notes: Tensor) -> None:
         """Keep the given rows, in their order, of the buffer followed by new images.
 
-        notes are those of the new images; the images in the buffer must have the same.
+        `notes` belong to the new images; the images in the buffer must have notes of the same names.
         """
-        kept = rows < len(self)
-        pixels = self.pixels[rows[kept]]
-        if not kept.all():
-            fresh = images.pixels((rows[~kept] - len(self)).tolist())
-            pixels = torch.cat([pixels, fresh]) if kept.any() else fresh
-        self.pixels = pixels[torch.cat([kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]]).argsort()]
-        earlier = {name: self.notes[name] if len(self) else values[:0] for name, values in notes.items()}
-        self.notes = {name: torch.cat([earlier[name], values])[rows] for name, values in notes.items()}
+        in_buffer = rows < len(self)
+        pixels = self.pixels[rows[in_buffer]]
+        if not in_buffer.all():
+            new_pixels = images.pixels((rows[~in_buffer] - len(self)).tolist())
+            pixels = torch.cat([pixels, new_pixels]) if in_buffer.any() else new_pixels
+        self.pixels = pixels[torch.cat([in_buffer.nonzero()[:, 0], (~in_buffer).nonzero()[:, 0]]).argsort()]
+        stored_notes = {name: self.notes[name] if len(self) else values[:0] for name, values in notes.items()}
+        self.notes = {name: torch.cat([stored_notes[name], values])[rows] for name, values in notes.items()}
         self.labels = torch.cat([self.labels, labels])[rows]
         self.offered += len(labels)
 
@@ -68,17 +68,17 @@ class Buffer:
         generator: torch.Generator | None = None,
         **notes: Tensor,
     ) -> None:
-        """Offer some images by reservoir sampling: each one ever offered is kept with equal probability (Vitter, 1985).
+        """Offer images by reservoir sampling: every image offered so far is kept with equal probability (Vitter, 1985).
 
         Args:
             images: A task's images.
-            rows: Those to offer, int64 [n].
+            rows: The rows of the images to offer, int64 [n].
             labels: Their class numbers, int64 [n].
-            size: How many images the buffer may hold.
+            size: The most images that the buffer may hold.
             generator: Draws the places; None: torch's own.
-            **notes: Further numbers of each, [n, ...]; wider ones than before fill up earlier ones with NaN.
+            **notes: Further numbers of each, [n, ...]. If they are wider than stored ones, those are padded with NaN.
         """
-        places: dict[int, int] = {}  # in the buffer, of positions in `rows`
+        places: dict[int, int] = {}  # position in `rows` by place in the buffer
         count = len(self)
         for i in range(len(rows)):
             self.offered += 1
@@ -87,27 +87,28 @@ class Buffer:
                 count += 1
             elif (place := int(torch.randint(self.offered, (), generator=generator))) < size:
                 places[place] = i
-        to, chosen = (torch.tensor(list(part), dtype=torch.long) for part in (places.keys(), places.values()))
-        if len(chosen):
-            self.pixels = _place_rows(self.pixels, images.pixels(rows[chosen].tolist()), to, count)
-            self.labels = _place_rows(self.labels, labels[chosen], to, count)
+        slots, positions = (torch.tensor(list(part), dtype=torch.long) for part in (places.keys(), places.values()))
+        if len(positions):
+            self.pixels = _place_rows(self.pixels, images.pixels(rows[positions].tolist()), slots, count)
+            self.labels = _place_rows(self.labels, labels[positions], slots, count)
         for name, values in notes.items():
-            earlier = self.notes.get(name, values[:0])
-            earlier = F.pad(earlier, (0, values.shape[1] - earlier.shape[1]), value=torch.nan)
-            self.notes[name] = _place_rows(earlier, values[chosen], to, count)
+            stored_values = self.notes.get(name, values[:0])
+            stored_values = F.pad(stored_values, (0, values.shape[1] - stored_values.shape[1]), value=torch.nan)
+            self.notes[name] = _place_rows(stored_values, values[positions], slots, count)
 
     def joined_with(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return the buffer followed by a task's images, and all labels; rows are those of `offer`."""
-        both: ImageSet = Joined([self.images, cache_decoded(images)]) if len(self) else images
-        return both, torch.cat([self.labels, labels])
+        all_images: ImageSet = Joined([self.images, cache_decoded(images)]) if len(self) else images
+        return all_images, torch.cat([self.labels, labels])
 
     def offer_balanced(
         self, images: ImageSet, labels: Tensor, size: int, generator: torch.Generator | None = None
     ) -> None:
         """Keep `size` images, equally many of each class; new ones are drawn."""
         order = torch.randperm(len(labels), generator=generator)
-        drawn = labels[order]
-        self.offer(Chosen(images, order.tolist()), drawn, balanced(torch.cat([self.labels, drawn]), size))
+        new_labels = labels[order]
+        rows = balanced_rows(torch.cat([self.labels, new_labels]), size)
+        self.offer(Chosen(images, order.tolist()), new_labels, rows)
 
     def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw at most `count` rows without repetition."""
@@ -125,19 +126,19 @@ class Buffer:
         self.notes = {n.removeprefix(_NOTES): t.clone() for n, t in tensors.items() if n.startswith(_NOTES)}
 
 
-def _place_rows(old: Tensor, new: Tensor, places: Tensor, count: int) -> Tensor:
-    """Write new rows to their places of old ones, grown to `count` rows; the old tensor may change."""
-    more = new.new_empty(count - len(old), *new.shape[1:])
-    if len(more):
-        old = torch.cat([old, more]) if len(old) else more
-    old[places] = new
-    return old
+def _place_rows(stored_rows: Tensor, new_rows: Tensor, places: Tensor, count: int) -> Tensor:
+    """Write new rows to their places among stored rows, padded to `count` rows; the stored tensor may change."""
+    padding = new_rows.new_empty(count - len(stored_rows), *new_rows.shape[1:])
+    if len(padding):
+        stored_rows = torch.cat([stored_rows, padding]) if len(stored_rows) else padding
+    stored_rows[places] = new_rows
+    return stored_rows
 
 
-def balanced(labels: Tensor, size: int) -> Tensor:
-    """Choose `size` rows of labels [n], equally many of each class or one less; of a class, those that come first."""
+def balanced_rows(labels: Tensor, size: int) -> Tensor:
+    """Choose `size` rows of labels [n], the first ones of each class; class counts differ by one at most."""
     rank = torch.zeros_like(labels)  # of each image within its class
     for label in labels.unique():
-        own = labels == label
-        rank[own] = torch.arange(int(own.sum()))
+        mask = labels == label
+        rank[mask] = torch.arange(int(mask.sum()))
     return torch.argsort(rank, stable=True)[:size].sort().values

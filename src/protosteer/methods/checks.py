@@ -55,10 +55,10 @@ class Maker:
     def after(self, tasks: int = len(GROUPS), seed: int = 0) -> Method:
         """Create an instance that has learned the first tasks; what was learned before is restored."""
         method = self(seed)
-        first = max((n for n, s in self.states if s == seed and 0 < n <= tasks), default=0)
-        if first:
-            method.restore(self.states[first, seed])
-        for i in range(first, tasks):
+        start = max((n for n, s in self.states if s == seed and 0 < n <= tasks), default=0)
+        if start:
+            method.restore(self.states[start, seed])
+        for i in range(start, tasks):
             learn_task(method, GROUPS[i])
             self.states[i + 1, seed] = method.state()
         return method
@@ -105,7 +105,7 @@ def check_method(method: type[Method], **settings: Any) -> None:
 
 def checks_for(method: type[Method]) -> list[Check]:
     """Return the checks that apply to a method, by what it declares."""
-    chosen: list[Check] = [
+    checks: list[Check] = [
         check_predicting_before_learning_is_an_error,
         check_learns_each_task,
         check_batches_do_not_change_predictions,
@@ -119,20 +119,20 @@ def checks_for(method: type[Method]) -> list[Check]:
         check_predictions_do_not_depend_on_task_order,
     ]
     if not method.state_grows:
-        chosen.append(check_memory_is_bounded)
+        checks.append(check_memory_is_bounded)
     if method.uses_rehearsal:
-        chosen.append(check_buffer_is_counted)
+        checks.append(check_buffer_is_counted)
     if method.supports_repeated_classes:
-        chosen.append(check_repeated_classes)
+        checks.append(check_repeated_classes)
     if method.trains_backbone:
-        chosen.append(check_stale_embeddings_are_not_used)
+        checks.append(check_stale_embeddings_are_not_used)
     if method.trains != "nothing" and hasattr(method.settings_class, "learning_rate"):
-        chosen.append(check_training_changes_what_predicts)
-    return chosen
+        checks.append(check_training_changes_what_predicts)
+    return checks
 
 
 def check_predicting_before_learning_is_an_error(make: Maker) -> None:
-    """A method that has learned nothing raises an error."""
+    """Check that a method that has learned nothing raises an error."""
     method = make()
     try:
         method.predict(make.images(method, GROUPS[0]))
@@ -143,10 +143,10 @@ def check_predicting_before_learning_is_an_error(make: Maker) -> None:
 
 
 def check_learns_each_task(make: Maker) -> None:
-    """A method knows the task just learned; class numbers are positions in `classes`."""
+    """Check that a method predicts the task just learned; class numbers are positions in `classes`."""
     for i, group in enumerate(GROUPS):
         method = make.after(i + 1)
-        assert method.classes == [name for some in GROUPS[: i + 1] for name in some]
+        assert method.classes == [name for names in GROUPS[: i + 1] for name in names]
         assert len(method.bytes_per_task()) == i + 1 and min(method.bytes_per_task()) > 0
         labels = toy_images(group, per_class=5)[1]
         truth = torch.tensor([method.classes.index(label) for label in labels])
@@ -161,50 +161,50 @@ def check_learns_each_task(make: Maker) -> None:
 
 
 def check_batches_do_not_change_predictions(make: Maker) -> None:
-    """Many images are predicted as one by one."""
+    """Check that a batch of images gets the predictions of single images."""
     method = make.after(2)
     batch = method.predict(make.images(method, GROUPS[1]))
-    single = [method.predict(make.images(method, GROUPS[1], slice(i, i + 1))) for i in range(len(batch))]
-    assert torch.equal(batch, torch.cat(single))
+    answers = [method.predict(make.images(method, GROUPS[1], slice(i, i + 1))) for i in range(len(batch))]
+    assert torch.equal(batch, torch.cat(answers))
 
 
 def check_predicting_changes_nothing(make: Maker) -> None:
-    """The state after predicting is the state before."""
+    """Check that the state after predicting is the state before."""
     method = make.after(2)
-    before = method.state()
+    state = method.state()
     make.answers(method)
-    assert method.state() == before
+    assert method.state() == state
 
 
 def check_seed_determines_the_state(make: Maker) -> None:
-    """The same seed gives the same state, and the caller's random state is unchanged."""
+    """Check that the same seed gives the same state, and the caller's random state is unchanged."""
     torch.manual_seed(7)
-    before = torch.get_rng_state()
+    rng_state = torch.get_rng_state()
     state = make.uninterrupted(2)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), rng_state)
     assert make.after(2).state() == state != make.after(2, seed=1).state()
 
 
 def check_state_restores_everything(make: Maker) -> None:
-    """A restored method predicts and reports what the original does."""
-    method, other = make.after(), make()
-    other.restore(method.state())
-    assert other.state() == method.state() and other.classes == method.classes
-    assert other.bytes_per_task() == method.bytes_per_task()
-    assert other.trained_parameters() == method.trained_parameters()
-    assert all(torch.equal(a, b) for a, b in zip(make.answers(method), make.answers(other), strict=True))
+    """Check that a restored method predicts and reports what the original does."""
+    method, copy = make.after(), make()
+    copy.restore(method.state())
+    assert copy.state() == method.state() and copy.classes == method.classes
+    assert copy.bytes_per_task() == method.bytes_per_task()
+    assert copy.trained_parameters() == method.trained_parameters()
+    assert all(torch.equal(a, b) for a, b in zip(make.answers(method), make.answers(copy), strict=True))
 
 
 def check_restored_method_continues(make: Maker) -> None:
-    """A restored method learns on as one that was never interrupted."""
-    other = make()
-    other.restore(make.after(2).state())
-    learn_task(other, GROUPS[2])
-    assert other.state() == make.uninterrupted(3)
+    """Check that a restored method learns the next task as an uninterrupted one does."""
+    copy = make()
+    copy.restore(make.after(2).state())
+    learn_task(copy, GROUPS[2])
+    assert copy.state() == make.uninterrupted(3)
 
 
 def check_damaged_state_is_rejected(make: Maker) -> None:
-    """Restoring altered bytes raises an error."""
+    """Check that restoring altered bytes raises an error."""
     state = bytearray(make.after(1).state())
     state[-1] ^= 1
     try:
@@ -216,7 +216,7 @@ def check_damaged_state_is_rejected(make: Maker) -> None:
 
 
 def check_interrupted_training_resumes(make: Maker) -> None:
-    """Training that is interrupted and resumed ends bit-identically."""
+    """Check that training that is interrupted and resumed ends bit-identically."""
     assert _learn_interrupted(make, make.after(1).state(), toy_task(GROUPS[1])).state() == make.after(2).state()
 
 
@@ -243,18 +243,18 @@ def _learn_interrupted(make: Maker, state: bytes, data: TrainingTask) -> Method:
 
 
 def check_given_backbone_is_unchanged(make: Maker) -> None:
-    """Learning changes a copy of the backbone, or none; never the one that was given."""
-    given = toy_backbone()
-    before = {name: tensor.clone() for name, tensor in given.vit.state_dict().items()}
-    method = make(backbone=given)
+    """Check that learning changes a copy of the backbone, or none; never the backbone passed in."""
+    backbone = toy_backbone()
+    weights = {name: tensor.clone() for name, tensor in backbone.vit.state_dict().items()}
+    method = make(backbone=backbone)
     learn_task(method, GROUPS[0])
-    assert all(torch.equal(before[name], tensor) for name, tensor in given.vit.state_dict().items())
-    assert (method.backbone is given) != method.trains_backbone
-    assert (method.backbone.fingerprint != given.fingerprint) == method.trains_backbone
+    assert all(torch.equal(weights[name], tensor) for name, tensor in backbone.vit.state_dict().items())
+    assert (method.backbone is backbone) != method.trains_backbone
+    assert (method.backbone.fingerprint != backbone.fingerprint) == method.trains_backbone
 
 
 def check_memory_is_bounded(make: Maker) -> None:
-    """The state has the same size for 40 and for 80 images per class."""
+    """Check that the state has the same size for 40 and for 80 images per class."""
     one_epoch = {"epochs": 1} if hasattr(make.method.settings_class, "epochs") else {}
     states, sizes = [], []
     for per_class in (40, 80):
@@ -266,14 +266,14 @@ def check_memory_is_bounded(make: Maker) -> None:
 
 
 def check_buffer_is_counted(make: Maker) -> None:
-    """A buffer is part of the state and of its bytes."""
+    """Check that a buffer is part of the state and of its bytes."""
     method = make.after()
     assert len(method.state()) > 16 * 16 * 3 * len(GROUPS)
     assert sum(method.bytes_per_task()) <= len(method.state()) <= sum(method.bytes_per_task()) + 50_000
 
 
 def check_repeated_classes(make: Maker) -> None:
-    """Known classes may come with new ones, or alone; interruptions change nothing."""
+    """Check that known classes may come with new ones, or without; interruptions change nothing."""
     tasks = [["ant", "bee"], ["bee", "cat", "dog"], ["ant", "cat"]]
 
     method, states = make(), []
@@ -291,23 +291,23 @@ def check_repeated_classes(make: Maker) -> None:
 
 
 def check_predictions_do_not_depend_on_task_order(make: Maker) -> None:
-    """Images of all tasks together are predicted as task by task."""
+    """Check that mixed images of all tasks get the same predictions as the images of each task."""
     method, classes = make.after(), [name for group in GROUPS for name in group]
-    mixed = toy_images(classes, per_class=5, seed=90)[0]
-    parts = mixed.split([5 * len(group) for group in GROUPS])
-    separate = [method.predict(make.make_images(method, ArrayImages(part))) for part in parts]
-    assert torch.equal(method.predict(make.images(method, classes)), torch.cat(separate))
+    pixels = toy_images(classes, per_class=5, seed=90)[0]
+    parts = pixels.split([5 * len(group) for group in GROUPS])
+    answers = [method.predict(make.make_images(method, ArrayImages(part))) for part in parts]
+    assert torch.equal(method.predict(make.images(method, classes)), torch.cat(answers))
 
 
 def check_stale_embeddings_are_not_used(make: Maker) -> None:
-    """Test images that were embedded before a task are embedded again after it."""
+    """Check that test images that were embedded before a task are embedded again after it."""
     method = make.after(1)
     images = make.images(method, GROUPS[0])
     rows = torch.arange(len(images))
-    before = images.embed(rows)
+    old_embeddings = images.embed(rows)
     learn_task(method, GROUPS[1])
-    after = make.images(method, GROUPS[0]).embed(rows)
-    assert not torch.equal(before, after) and torch.equal(images.embed(rows), after)
+    new_embeddings = make.images(method, GROUPS[0]).embed(rows)
+    assert not torch.equal(old_embeddings, new_embeddings) and torch.equal(images.embed(rows), new_embeddings)
 
 
 @dataclass
@@ -316,7 +316,7 @@ class _Recorder:
 
     images: Images
     trains_backbone: bool
-    adapted: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -327,31 +327,31 @@ class _Recorder:
     def embed(
         self, rows: Tensor, prompt: Prompt | None = None, key: str | None = None, backbone: Backbone | None = None
     ) -> Tensor:
-        return self._recorded(self.images.embed(rows, prompt, key, backbone), prompt, backbone)
+        return self._record(self.images.embed(rows, prompt, key, backbone), prompt, backbone)
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
-        return self._recorded(self.images.tokens(rows, prompt), prompt, None)
+        return self._record(self.images.tokens(rows, prompt), prompt, None)
 
-    def _recorded(self, output: Tensor, prompt: Prompt | None, backbone: Backbone | None) -> Tensor:
+    def _record(self, output: Tensor, prompt: Prompt | None, backbone: Backbone | None) -> Tensor:
         if self.trains_backbone or prompt is not None or backbone is not None:
-            self.adapted.append(output)
+            self.outputs.append(output)
         return output
 
 
 def check_training_changes_what_predicts(make: Maker) -> None:
-    """At its own learning rate and at none, a method predicts from other features.
+    """Check that a trained method predicts from other features than one whose learning rate is almost 0.
 
-    A method that reads nothing but plain embeddings trains what reads them: then it gives other scores.
+    A method that reads plain embeddings only trains what reads them, so its scores differ instead.
     """
     one_epoch = {"epochs": 1, "learning_rate": 1e-12}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that training changed nothing
-        untrained = Maker(make.method, {**make.settings, **one_epoch}).after(1)
+        initial_method = Maker(make.method, {**make.settings, **one_epoch}).after(1)
     outputs = []
-    for method in (make.after(1), untrained):
+    for method in (make.after(1), initial_method):
         recorder = _Recorder(make.images(method, GROUPS[0]), method.trains_backbone)
         scores = method.answer(recorder).scores
-        outputs.append(recorder.adapted or ([] if scores is None else [scores]))
+        outputs.append(recorder.outputs or ([] if scores is None else [scores]))
     pairs = list(zip(*outputs, strict=False))
-    same = [a.shape == b.shape and float((a - b).norm()) <= 1e-3 * float(b.norm()) for a, b in pairs]
-    assert not all(same), "training changed nothing that predictions come from"
+    is_close = [a.shape == b.shape and float((a - b).norm()) <= 1e-3 * float(b.norm()) for a, b in pairs]
+    assert not all(is_close), "training changed nothing that predictions come from"

@@ -18,8 +18,8 @@ Afterwards a linear head is fitted to the frozen embeddings of buffer and task, 
 Differences from the authors' code: the contrastive loss is a mean over anchors, as in the paper; the code takes the
 mean over all images and multiplies by tau / 0.07. The head is the minimum that L-BFGS finds on embeddings of plain
 images; theirs is trained by SGD on augmented images, and samples classes equally often instead of weighting them.
-They train a ResNet from random weights by SGD at a rate of 0.5, in batches of 512, for 500 epochs on the first task and 100
-on later ones; epochs, batches and optimiser here are those of `finetune`.
+They train a ResNet from random weights by SGD at a rate of 0.5, in batches of 512. The first task has 500 epochs, later
+tasks have 100. Epochs, batches and optimiser here are those of `finetune`.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Co2L(Rehearsal):
     def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Copy the network for distillation."""
         if self.tasks:
-            frozen = copy.deepcopy(self.projection).requires_grad_(False)
-            self.past = self.backbone.frozen_copy(), frozen
+            projection = copy.deepcopy(self.projection).requires_grad_(False)
+            self.past = self.backbone.frozen_copy(), projection
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return buffer and task together."""
@@ -90,21 +90,21 @@ class Co2L(Rehearsal):
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute both losses of two views of each image; see `Network.loss`."""
         s, embeddings = self.settings, self.backbone.embed(images)
-        z, both = F.normalize(self.projection(embeddings), dim=1), labels.repeat(2)
-        loss = asymmetric(z, both, both >= len(self.classes), s.temperature)
+        z, view_labels = F.normalize(self.projection(embeddings), dim=1), labels.repeat(2)
+        loss = asymmetric_loss(z, view_labels, view_labels >= len(self.classes), s.temperature)
         if self.past:
             backbone, projection = self.past
-            before = F.normalize(projection(backbone.embed(images)), dim=1)
-            distilled = relations(z, before, s.present_temperature, s.past_temperature)
-            loss = loss + s.distillation_weight * distilled
+            past_z = F.normalize(projection(backbone.embed(images)), dim=1)
+            drift = relation_loss(z, past_z, s.present_temperature, s.past_temperature)
+            loss = loss + s.distillation_weight * drift
         return loss, embeddings[: len(labels)]
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Fit the head and update the buffer."""
         self.past = None
-        both, targets = self.buffer.joined_with(task.train, labels)
-        embeddings = self.backbone.embed_set(both, batch_size=self.settings.embed_batch_size)
-        self.head.assign(*linear(embeddings, targets, len(self.classes)))
+        images, targets = self.buffer.joined_with(task.train, labels)
+        embeddings = self.backbone.embed_set(images, batch_size=self.settings.embed_batch_size)
+        self.head.assign(*fit_head(embeddings, targets, len(self.classes)))
         self.buffer.offer_balanced(task.train, labels, self.settings.buffer_size, self.generator)
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -116,22 +116,23 @@ class Co2L(Rehearsal):
         return super().trained_parameters() + sum(p.numel() for p in self.head.parameters())
 
 
-def asymmetric(z: Tensor, labels: Tensor, anchors: Tensor, temperature: float) -> Tensor:
+def asymmetric_loss(z: Tensor, labels: Tensor, anchors: Tensor, temperature: float) -> Tensor:
     """Compute SupCon of z [N, P] and labels [N] with some images as anchors, bool [N]; 0 if there are none."""
-    others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)[anchors]
-    same = labels[anchors, None] == labels[None, :]
-    return contrastive(z[anchors] @ z.T, same & others, others, temperature)
+    other_mask = ~torch.eye(len(z), dtype=torch.bool, device=z.device)[anchors]
+    same_class = labels[anchors, None] == labels[None, :]
+    return contrastive(z[anchors] @ z.T, same_class & other_mask, other_mask, temperature)
 
 
-def relations(z: Tensor, before: Tensor, present: float, past: float) -> Tensor:
-    """Compute the cross-entropy of each image's similarities to all others, of z [N, P] against those before."""
+def relation_loss(z: Tensor, past_z: Tensor, temperature: float, past_temperature: float) -> Tensor:
+    """Compute the cross-entropy of each image's similarities to all others, of z [N, P] against those of z* [N, P]."""
     count = len(z)
-    others = ~torch.eye(count, dtype=torch.bool, device=z.device)
-    now, then = ((rows @ rows.T)[others].view(count, count - 1) for rows in (z, before))
-    return -((then / past).softmax(dim=1) * (now / present).log_softmax(dim=1)).sum(dim=1).mean()
+    other_mask = ~torch.eye(count, dtype=torch.bool, device=z.device)
+    logits, past_logits = ((rows @ rows.T)[other_mask].view(count, count - 1) for rows in (z, past_z))
+    targets = (past_logits / past_temperature).softmax(dim=1)
+    return -(targets * (logits / temperature).log_softmax(dim=1)).sum(dim=1).mean()
 
 
-def linear(embeddings: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def fit_head(embeddings: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Fit a logistic regression with equally weighted classes; returns weight [K, D] and bias [K]."""
     counts = labels.bincount(minlength=classes).clamp(min=1)
     weight = torch.zeros(classes, embeddings.shape[1], requires_grad=True)

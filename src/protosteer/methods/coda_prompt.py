@@ -96,14 +96,14 @@ class CODAPrompt(Prompted):
         """Draw the M components of a task, [layers, M, ...]."""
         s, dim = self.settings, self.backbone.dim
         layers = range(min(s.prompt_layers, self.backbone.depth))
-        new = {}
+        parameters = {}
         for name, width in (("prompts", s.prompt_length * dim), ("keys", dim), ("attention", dim)):
-            earlier = self._rows(name) if self.tasks else torch.empty(len(layers), 0, width)
-            new[name] = torch.stack(
-                [orthonormal(s.components, earlier[layer].cpu(), self.generator) for layer in layers]
+            earlier_rows = self._rows(name) if self.tasks else torch.empty(len(layers), 0, width)
+            parameters[name] = torch.stack(
+                [draw_orthonormal(s.components, earlier_rows[layer].cpu(), self.generator) for layer in layers]
             )
-        new["prompts"] = new["prompts"].unflatten(2, (s.prompt_length, dim))
-        return new
+        parameters["prompts"] = parameters["prompts"].unflatten(2, (s.prompt_length, dim))
+        return parameters
 
     def _rows(self, name: str) -> Tensor:
         """Return one row per component of all tasks, [layers, M, width]."""
@@ -133,11 +133,11 @@ class CODAPrompt(Prompted):
         return total
 
 
-def orthonormal(count: int, earlier: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw orthonormal rows [count, W], orthogonal to the rows of `earlier` [k, W] if dimensions allow."""
-    drawn = torch.randn(count, earlier.shape[1], generator=generator)
-    if len(earlier) + count <= earlier.shape[1]:
-        span = torch.linalg.qr(earlier.T).Q  # [W, k]
+def draw_orthonormal(count: int, earlier_rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Draw orthonormal rows [count, W], orthogonal to `earlier_rows` [k, W] if dimensions allow."""
+    rows = torch.randn(count, earlier_rows.shape[1], generator=generator)
+    if len(earlier_rows) + count <= earlier_rows.shape[1]:
+        span = torch.linalg.qr(earlier_rows.T).Q  # [W, k]
         for _ in range(2):  # the second time removes what rounding left
-            drawn = drawn - drawn @ span @ span.T
-    return torch.linalg.qr(drawn.T).Q.T.contiguous()
+            rows = rows - rows @ span @ span.T
+    return torch.linalg.qr(rows.T).Q.T.contiguous()

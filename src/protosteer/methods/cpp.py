@@ -79,9 +79,9 @@ class CPP(Method):
         candidates = matches.candidates if reader.retrieves_tasks else None
         return Answer(classes, candidates, matches.passes - 1, confidence, probabilities)
 
-    def diagnose(self, images: Images, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
+    def diagnose(self, images: Images, truth: Tensor, task: int, task_classes: Tensor) -> dict[str, float]:
         """Analyse errors as the learner's rule does: `Reader.diagnose`."""
-        return self.learner.reader.diagnose(self.embedder(images), truth, task, own)
+        return self.learner.reader.diagnose(self.embedder(images), truth, task, task_classes)
 
     def embedder(self, images: Images) -> Embed:
         """Wrap `images.embed` as inference calls it, with the numbers of the index's prompts."""
@@ -93,8 +93,8 @@ class CPP(Method):
                 return images.embed(rows, None, reader.layers, backbone)
             embeddings = torch.empty(len(rows), backbone.width)
             for number in numbers.unique().tolist():  # cached by task
-                own, key = numbers == number, f"{reader.layers} {names[number]}"
-                embeddings[own] = images.embed(rows[own], prompts[number], key, backbone)
+                mask, key = numbers == number, f"{reader.layers} {names[number]}"
+                embeddings[mask] = images.embed(rows[mask], prompts[number], key, backbone)
             return embeddings
 
         return embed
@@ -121,12 +121,12 @@ class CPP(Method):
         """
         prompts = [task.prompt for task in self.memory.tasks if task.prompt is not None]
         prompt = sum(p.numel() for p in prompts) * 4.0
-        found = {"prompt_bytes_per_task": prompt / len(self.memory.tasks)}
+        metrics = {"prompt_bytes_per_task": prompt / len(self.memory.tasks)}
         if self.settings.rule == "paper":
             index, classes = self.learner.reader.index.prototypes, len(self.classes)
             rows = len(index.keys) + len(index.values) + classes
-            found["appendix_bytes_per_class"] = (prompt + rows * 4.0 * self.backbone.dim) / classes
-        return found
+            metrics["appendix_bytes_per_class"] = (prompt + rows * 4.0 * self.backbone.dim) / classes
+        return metrics
 
     def trained_parameters(self) -> int:
         """Return the size of prompts and discarded necks."""

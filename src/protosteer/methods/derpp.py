@@ -6,8 +6,8 @@ logits z that the network gave it. Each step minimises
     CE(task's batch)  +  alpha * MSE(logits of x now, z)  +  beta * CE(x', y'),
 
 where x and x' are two separate draws from the buffer, each as large as the task's batch and newly augmented. The buffer
-is filled by reservoir sampling at every step, with the logits of that moment and augmented view, so they come from along
-the training and the current task is replayed too.
+is filled by reservoir sampling at every step, with the logits of that step's augmented view. So logits date from all of
+the training, and the current task is replayed too.
 
 Differences: the original's head has all classes from the start; this one grows, so z covers the classes of its time, and
 the mean of squares runs over those. In the state, the others are NaN. The original trains a ResNet by SGD; epochs, batches
@@ -57,9 +57,9 @@ class DERpp(OnlineRehearsal):
         if len(self.buffer):
             views, rows = self.replay(len(labels))
             drift = self.drift(self.head(self.backbone.embed(views)), rows)
-            others, other_rows = self.replay(len(labels))
-            replayed, _ = super().loss(others, self.buffer.labels[other_rows].to(labels.device))
-            value = value + self.settings.alpha * drift + self.settings.beta * replayed
+            second_views, second_rows = self.replay(len(labels))
+            replay_loss, _ = super().loss(second_views, self.buffer.labels[second_rows].to(labels.device))
+            value = value + self.settings.alpha * drift + self.settings.beta * replay_loss
         return value, embeddings
 
     def notes(self) -> dict[str, Tensor]:
@@ -68,6 +68,6 @@ class DERpp(OnlineRehearsal):
 
     def drift(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Compute the mean squared difference of logits [b, K] to those stored in rows [b]."""
-        stored = self.buffer.notes["logits"][rows].to(logits.device)  # [b, fewer than K]
-        known = ~stored.isnan()
-        return (logits[:, : stored.shape[1]] - stored)[known].square().mean()
+        stored_logits = self.buffer.notes["logits"][rows].to(logits.device)  # [b, fewer than K]
+        mask = ~stored_logits.isnan()
+        return (logits[:, : stored_logits.shape[1]] - stored_logits)[mask].square().mean()

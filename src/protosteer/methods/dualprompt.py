@@ -26,7 +26,7 @@ from torch import Tensor
 from protosteer.backbones.prompting import Prompt
 from protosteer.methods.base import Source, register_method
 from protosteer.methods.prefix_vit import Prefix
-from protosteer.methods.prompt_base import Prompted, similarity, small
+from protosteer.methods.prompt_base import Prompted, draw_small, similarity
 from protosteer.methods.training_utils import TrainingSettings
 from protosteer.settings import setting
 
@@ -75,8 +75,8 @@ class DualPrompt(Prompted):
     @property
     def layers(self) -> tuple[int, int]:
         """The number of layers with the general prompt, and of those after them with an expert prompt."""
-        general = min(self.settings.general_layers, self.backbone.depth - 1)
-        return general, min(self.settings.expert_layers, self.backbone.depth - general)
+        general_count = min(self.settings.general_layers, self.backbone.depth - 1)
+        return general_count, min(self.settings.expert_layers, self.backbone.depth - general_count)
 
     def _rows(self, length: int) -> int:
         """Return how many keys, and as many values, a prefix of `length` tokens has."""
@@ -85,13 +85,13 @@ class DualPrompt(Prompted):
     def new_shared(self) -> dict[str, Tensor]:
         """Initialise the general prompt."""
         shape = (self.layers[0], 2, self._rows(self.settings.general_length), self.backbone.dim)
-        return {"general": small(*shape, generator=self.generator)}
+        return {"general": draw_small(*shape, generator=self.generator)}
 
     def new_task_parameters(self) -> dict[str, Tensor]:
         """Start an expert prompt as a copy of the previous one, with a new key."""
         shape = (self.layers[1], 2, self._rows(self.settings.expert_length), self.backbone.dim)
-        expert = self.past["experts"][-1].clone() if self.tasks else small(*shape, generator=self.generator)
-        return {"experts": expert, "keys": small(self.backbone.dim, generator=self.generator)}
+        expert = self.past["experts"][-1].clone() if self.tasks else draw_small(*shape, generator=self.generator)
+        return {"experts": expert, "keys": draw_small(self.backbone.dim, generator=self.generator)}
 
     def training_prompt(self, queries: Tensor) -> tuple[Prompt, Tensor]:
         """Return the current task's expert prompt, and the distance of its key to queries [B, D]."""

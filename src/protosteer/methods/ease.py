@@ -4,8 +4,8 @@ Each task trains adapters beside the MLPs of the frozen backbone, by cross-entro
 discarded. So there are as many feature spaces as tasks; f_s(x) is an image under the adapters of task s. p_s(k) is the
 prototype of class k in space s. It is the mean of the class's images in the spaces of its own task and of those before.
 
-In the space s of a later task, the images of a class k of task t are gone. Its prototype there is synthesised from the
-set C of classes that came with s and after. Their weights are taken from space t, where all of them were seen:
+When a later task adds a space s, the images of a class k of task t are no longer available. Its prototype in s is
+synthesised from the set C of classes that came with s and after. Their weights come from space t, which has them all:
 
     p_s(k) = sum over c in C of w(c) p_s(c),   w = softmax over C of cos(p_t(k), p_t(c))
 
@@ -13,8 +13,8 @@ The score of class k of task t is cos(f_t(x), p_t(k)) + alpha / (T - 1) times th
 other spaces s. With `plain_weight`, the code's `use_init_ptm`, so many times the cosine to the class mean without adapters
 is added. The prediction is the class with the largest score.
 
-As in the authors' code, C is updated with every task (in the paper, C is the classes of task s alone), and alpha is
-split among the other spaces (in the paper, it counts in full for each). Adapters read the residual stream as there.
+As in the authors' code, C is updated with every task; in the paper, C is the classes of task s alone. As there, alpha
+is split among the other spaces; in the paper, it counts in full for each. Adapters read the residual stream as there.
 Difference: adapters have no dropout.
 """
 
@@ -84,7 +84,7 @@ class EASE(Method):
     def __init__(self, backbone: Backbone, settings: EASESettings):
         super().__init__(backbone, settings)
         self.adapters = nn.ModuleList()  # one ModuleList of adapters per task
-        self.adapted: list[Backbone] = []  # the backbone with each task's adapters
+        self.spaces: list[Backbone] = []  # the backbone with each task's adapters
         self.prototypes = torch.empty(0, 0, backbone.dim)  # of each class in each space, [T, K, D]
         self.plain = torch.empty(0, backbone.dim)  # class means without adapters, [K, D]; none if they have no weight
 
@@ -93,46 +93,48 @@ class EASE(Method):
         s, (classes, labels) = self.settings, number_labels(task, [])
         self.add_space(tune_adapters(task, self.backbone, s, s.adapter_width, s.adapter_scale))
         self.tasks.append(classes)
-        embeddings = (embed_task(task, space, self.embed_batch_size, "prototypes") for space in self.adapted)
-        new = torch.stack([class_means(own, labels) for own in embeddings])
+        embeddings = (embed_task(task, space, self.embed_batch_size, "prototypes") for space in self.spaces)
+        new_prototypes = torch.stack([class_means(rows, labels) for rows in embeddings])
         if s.plain_weight:
-            plain = embed_task(task, self.backbone, self.embed_batch_size, "prototypes")
-            self.plain = torch.cat([self.plain, class_means(plain, labels)])
-        old = F.pad(self.prototypes, (0, 0, 0, 0, 0, 1))  # one more space, which `synthesise` fills
-        self.prototypes = synthesise(torch.cat([old, new], dim=1), [len(names) for names in self.tasks])
+            plain_embeddings = embed_task(task, self.backbone, self.embed_batch_size, "prototypes")
+            self.plain = torch.cat([self.plain, class_means(plain_embeddings, labels)])
+        old_prototypes = F.pad(self.prototypes, (0, 0, 0, 0, 0, 1))  # one more space, which `synthesise` fills
+        prototypes = torch.cat([old_prototypes, new_prototypes], dim=1)
+        self.prototypes = synthesise(prototypes, [len(names) for names in self.tasks])
 
     def add_space(self, adapters: nn.ModuleList) -> None:
         """Add the feature space of a task's adapters."""
         self.adapters.append(adapters)
-        self.adapted.append(with_adapters(self.backbone, adapters, self.settings.adapter_scale, trainable=False))
+        self.spaces.append(with_adapters(self.backbone, adapters, self.settings.adapter_scale, trainable=False))
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with the largest score over all spaces."""
         rows = torch.arange(len(images))
-        features = [images.embed(rows, key=f"adapter {t}", backbone=b) for t, b in enumerate(self.adapted)]
+        features = [images.embed(rows, key=f"adapter {t}", backbone=b) for t, b in enumerate(self.spaces)]
         counts = [len(names) for names in self.tasks]
-        found = scores(torch.stack(features), self.prototypes, counts, self.settings.alpha)
+        class_scores = scores(torch.stack(features), self.prototypes, counts, self.settings.alpha)
         passes = torch.full((len(images),), len(self.tasks) - 1)  # after the first one
         if weight := self.settings.plain_weight:
-            found = found + weight * F.normalize(images.embed(rows), dim=1) @ F.normalize(self.plain, dim=1).T
+            cosines = weight * F.normalize(images.embed(rows), dim=1) @ F.normalize(self.plain, dim=1).T
+            class_scores = class_scores + cosines
             passes += 1
-        return Answer(found.argmax(dim=1), prompts=passes, scores=found)
+        return Answer(class_scores.argmax(dim=1), prompts=passes, scores=class_scores)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore prototypes and adapters; see `Method.load_state_dict`."""
-        self.adapters, self.adapted = nn.ModuleList(), []
+        self.adapters, self.spaces = nn.ModuleList(), []
         for _ in self.tasks:
             self.add_space(new_adapters(self.backbone, self.settings.adapter_width, self.generator))
         super().load_state_dict(tensors)
 
     def bytes_per_task(self) -> list[int]:
         """Return the bytes of a task's adapters, its classes in all spaces so far, and earlier classes in its own."""
-        counts, known, added = [len(task) for task in self.tasks], 0, []
+        counts, class_count, sizes = [len(task) for task in self.tasks], 0, []
         for t, (count, adapters) in enumerate(zip(counts, self.adapters, strict=True)):
-            numbers = ((t + 1 + bool(self.settings.plain_weight)) * count + known) * self.backbone.dim
-            added.append(4 * (numbers + sum(p.numel() for p in adapters.parameters())))
-            known += count
-        return added
+            numbers = ((t + 1 + bool(self.settings.plain_weight)) * count + class_count) * self.backbone.dim
+            sizes.append(4 * (numbers + sum(p.numel() for p in adapters.parameters())))
+            class_count += count
+        return sizes
 
     def trained_parameters(self) -> int:
         """Return the size of the adapters and of the discarded heads."""
@@ -141,13 +143,13 @@ class EASE(Method):
 
 
 def synthesise(prototypes: Tensor, counts: Sequence[int]) -> Tensor:
-    """Fill in prototypes [T, K, D] of classes that a space has not seen; `counts` has the classes of each task."""
-    prototypes, first = prototypes.clone(), [sum(counts[:t]) for t in range(len(counts))]
+    """Fill in prototypes [T, K, D] of earlier classes in later spaces; `counts` has the number of classes of each task."""
+    prototypes, starts = prototypes.clone(), [sum(counts[:t]) for t in range(len(counts))]
     for t, count in enumerate(counts):
-        own = slice(first[t], first[t] + count)
+        class_rows = slice(starts[t], starts[t] + count)
         for s in range(t + 1, len(counts)):
-            cosine = F.normalize(prototypes[t, own], dim=1) @ F.normalize(prototypes[t, first[s] :], dim=1).T
-            prototypes[s, own] = cosine.softmax(dim=1) @ prototypes[s, first[s] :]
+            cosine = F.normalize(prototypes[t, class_rows], dim=1) @ F.normalize(prototypes[t, starts[s] :], dim=1).T
+            prototypes[s, class_rows] = cosine.softmax(dim=1) @ prototypes[s, starts[s] :]
     return prototypes
 
 
@@ -155,6 +157,6 @@ def scores(features: Tensor, prototypes: Tensor, counts: Sequence[int], alpha: f
     """Score images in all spaces [T, B, D] against classes in all spaces [T, K, D]; returns [B, K]."""
     cosine = F.normalize(features, dim=2) @ F.normalize(prototypes, dim=2).mT  # [T, B, K]
     task_of = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    own = F.one_hot(task_of, len(counts)).T  # [T, K]
-    weights = own + (1 - own) * alpha / max(1, len(counts) - 1)
+    indicator = F.one_hot(task_of, len(counts)).T  # [T, K]
+    weights = indicator + (1 - indicator) * alpha / max(1, len(counts) - 1)
     return (weights[:, None] * cosine).sum(dim=0)

@@ -25,10 +25,10 @@ class ER(OnlineRehearsal):
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the cross-entropy over the task's batch and a replayed one; see `Network.loss`."""
-        own = len(labels)
+        count = len(labels)
         if len(self.buffer):
-            views, rows = self.replay(own)
+            views, rows = self.replay(count)
             images = torch.cat([images, views])
             labels = torch.cat([labels, self.buffer.labels[rows].to(labels.device)])
         value, embeddings = super().loss(images, labels)
-        return value, embeddings[:own]
+        return value, embeddings[:count]

@@ -60,15 +60,15 @@ class Classifier(nn.Module):
         super().__init__()
         config = backbone.vit.config
         self.token = nn.Parameter(backbone.vit.cls_token.detach().cpu().clone())  # [1, 1, D]
-        small = dataclasses.replace(config, mlp_dim=config.dim // 2, layer_scale=False, qkv_bias=True)
-        self.layer = seeded(lambda: Block(small), generator)
+        layer_config = dataclasses.replace(config, mlp_dim=config.dim // 2, layer_scale=False, qkv_bias=True)
+        self.layer = seeded(lambda: Block(layer_config), generator)
         self.head = seeded(lambda: nn.Linear(config.dim, classes), generator)
         self.to(backbone.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens [B, N, D] as [B, D]."""
-        own = self.token.expand(len(tokens), -1, -1)
-        return self.layer(torch.cat([own, tokens.to(self.token)], dim=1), queries=1)[:, 0]
+        token = self.token.expand(len(tokens), -1, -1)
+        return self.layer(torch.cat([token, tokens.to(self.token)], dim=1), queries=1)[:, 0]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute logits [B, K] of tokens [B, N, D]."""
@@ -101,28 +101,29 @@ class ESN(Method):
         super().__init__(backbone, settings)
         self.prompt = torch.zeros(backbone.prompt_shape(settings.prompt_length, deep=False))  # [1, L, D]
         self.classifiers = nn.ModuleList()  # one per task
-        self.temperatures = torch.empty(0)  # what each task found, [T]
+        self.temperatures = torch.empty(0)  # of each task, [T]
 
     def learn(self, task: TrainingTask) -> None:
         """Train the task's classifier, with the prompt on the first task, and search its temperature."""
         s, classes = self.settings, number_labels(task, [])[0]
         self.generator.manual_seed(task_seed(s.seed, classes))
-        new = Classifier(self.backbone, len(classes), self.generator)
-        prompt, trained = self.prompt, {"token": new.token, **dict(new.layer.named_parameters("layer"))}
+        classifier = Classifier(self.backbone, len(classes), self.generator)
+        prompt, layer = self.prompt, dict(classifier.layer.named_parameters("layer"))
+        parameters: dict[str, nn.Parameter] = {"token": classifier.token, **layer}
         if not self.tasks:
             start = seeded(lambda: nn.Linear(self.backbone.dim, s.prompt_length), self.generator).weight.detach()
-            prompt = trained["prompt"] = nn.Parameter(start.to(self.backbone.device)[None])
+            prompt = parameters["prompt"] = nn.Parameter(start.to(self.backbone.device)[None])
 
         def embed(images: Tensor) -> Tensor:
-            return new.embed(self.backbone.tokens(images, prompt))
+            return classifier.embed(self.backbone.tokens(images, prompt))
 
         def penalty(logits: Tensor) -> Tensor:
-            anchored = energy(logits if s.anchor_kind == "energy" else -logits)
-            return s.anchor_weight * (anchored - s.anchor).square().mean()
+            energies = energy(logits if s.anchor_kind == "energy" else -logits)
+            return s.anchor_weight * (energies - s.anchor).square().mean()
 
-        tune(task, self.backbone, trained, embed, new.head, s, self.generator, penalty)
+        tune(task, self.backbone, parameters, embed, classifier.head, s, self.generator, penalty)
         self.prompt = prompt.detach().cpu()
-        self.classifiers.append(new.requires_grad_(False))
+        self.classifiers.append(classifier.requires_grad_(False))
         self.tasks.append(classes)
         self.temperatures = torch.cat([self.temperatures, self.find_temperature(task)[None]])
 
@@ -144,17 +145,17 @@ class ESN(Method):
     def answer(self, images: Images) -> Answer:
         """Predict by the classifier of the elected task."""
         batches = torch.arange(len(images)).split(self.embed_batch_size)  # all tokens at once are too many
-        each = [self.logits(images.tokens(rows, self.prompt)) for rows in batches]
-        logits = [torch.cat(parts) for parts in zip(*each, strict=True)]
-        chosen = elect(logits, self.temperatures.unique().tolist())
-        own = [z.masked_fill((chosen != t)[:, None], -torch.inf) for t, z in enumerate(logits)]
-        candidates = F.one_hot(chosen, len(self.tasks)).bool()
-        return answer_by(torch.cat(own, dim=1), candidates=candidates, prompts=torch.zeros_like(chosen))
+        batch_logits = [self.logits(images.tokens(rows, self.prompt)) for rows in batches]
+        logits = [torch.cat(parts) for parts in zip(*batch_logits, strict=True)]
+        task_numbers = elect(logits, self.temperatures.unique().tolist())
+        task_logits = [z.masked_fill((task_numbers != t)[:, None], -torch.inf) for t, z in enumerate(logits)]
+        candidates = F.one_hot(task_numbers, len(self.tasks)).bool()
+        return answer_by(torch.cat(task_logits, dim=1), candidates=candidates, prompts=torch.zeros_like(task_numbers))
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Create the classifiers and restore everything; see `Method.load_state_dict`."""
-        made = [Classifier(self.backbone, len(task), self.generator).requires_grad_(False) for task in self.tasks]
-        self.classifiers = nn.ModuleList(made)
+        classifiers = (Classifier(self.backbone, len(task), self.generator) for task in self.tasks)
+        self.classifiers = nn.ModuleList(classifiers).requires_grad_(False)
         super().load_state_dict(tensors)
 
     def trained_parameters(self) -> int:

@@ -73,17 +73,17 @@ class EWC(Network):
         total = torch.zeros((), device=self.backbone.device)
         parameters = self.parameters()
         for name, fisher in self.fisher.items():
-            moved = parameters[name][: len(fisher)] - self.anchor[name]
-            total = total + (fisher * moved**2).sum()
+            shift = parameters[name][: len(fisher)] - self.anchor[name]
+            total = total + (fisher * shift**2).sum()
         return total
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Add the task's Fisher information."""
         rows = torch.randperm(len(task.train), generator=self.generator)[: self.settings.fisher_images]
-        found = self.information(Chosen(task.train, rows.tolist()))
-        for name, earlier in self.fisher.items():
-            found[name][: len(earlier)] += earlier
-        self.fisher, self.anchor = found, {}
+        fisher = self.information(Chosen(task.train, rows.tolist()))
+        for name, values in self.fisher.items():
+            fisher[name][: len(values)] += values
+        self.fisher, self.anchor = fisher, {}
 
     def information(self, images: ImageSet) -> dict[str, Tensor]:
         """Measure the diagonal of the Fisher information on these images, by parameter.
@@ -91,7 +91,7 @@ class EWC(Network):
         One image at a time, because the square of a sum of gradients is not the sum of their squares.
         """
         parameters = self.parameters()
-        found = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+        fisher = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
         for row in range(len(images)):
             pixels = self.backbone.preprocessing(images.pixels([row]), self.backbone.device)
             logits = self.head(self.backbone.embed(pixels))
@@ -99,6 +99,6 @@ class EWC(Network):
             label = torch.multinomial(probabilities, 1, generator=self.generator)[0].to(logits.device)
             log_p = -F.cross_entropy(logits, label)
             gradients = torch.autograd.grad(log_p, list(parameters.values()), materialize_grads=True)
-            for name, gradient in zip(found, gradients, strict=True):
-                found[name] += gradient**2 / len(images)
-        return found
+            for name, gradient in zip(fisher, gradients, strict=True):
+                fisher[name] += gradient**2 / len(images)
+        return fisher

@@ -31,7 +31,7 @@ class FeatureBank(Method):
     def learn(self, task: TrainingTask) -> None:
         """Store the task's embeddings."""
         classes, labels = number_labels(task, self.classes)
-        new = embed_task(task, self.backbone, self.embed_batch_size)
-        self.embeddings = torch.cat([self.embeddings, new])
+        embeddings = embed_task(task, self.backbone, self.embed_batch_size)
+        self.embeddings = torch.cat([self.embeddings, embeddings])
         self.labels = torch.cat([self.labels, labels])
         self.tasks.append(classes)

@@ -68,16 +68,16 @@ class FeCAM(Method):
         """Update means and covariances of the task's classes."""
         classes, labels = number_labels(task, self.classes)
         embeddings = F.normalize(embed_task(task, self.backbone, self.embed_batch_size).double())
-        old, had = self.means.double(), F.pad(self.counts, (0, len(classes)))
-        means, self.counts = update_means(old, self.counts, embeddings, labels)
-        old, self.means = F.pad(old, (0, 0, 0, len(classes))), means.float()
+        old_means, old_counts = self.means.double(), F.pad(self.counts, (0, len(classes)))
+        means, self.counts = update_means(old_means, self.counts, embeddings, labels)
+        old_means, self.means = F.pad(old_means, (0, 0, 0, len(classes))), means.float()
         self.sums = F.pad(self.sums, (0, 0, 0, len(classes)))
         self.inverses = F.pad(self.inverses, (0, 0, 0, 0, 0, len(classes)))
         for k in labels.unique().tolist():
-            own = embeddings[labels == k]
-            centred, shift = own - own.mean(dim=0), own.mean(dim=0) - old[k]
-            between = had[k] * (1 - had[k] / self.counts[k].double()) * shift.outer(shift)
-            self.sums[k] += (centred.T @ centred + between)[self._triangle()]
+            class_rows = embeddings[labels == k]
+            deviations, shift = class_rows - class_rows.mean(dim=0), class_rows.mean(dim=0) - old_means[k]
+            shift_term = old_counts[k] * (1 - old_counts[k] / self.counts[k].double()) * shift.outer(shift)
+            self.sums[k] += (deviations.T @ deviations + shift_term)[self._triangle()]
             self._invert(k)
         self.tasks.append(classes)
 
@@ -100,11 +100,11 @@ class FeCAM(Method):
 
     def distances(self, queries: Tensor) -> Tensor:
         """Compute squared distances [B, K] of unit-length queries [B, D] to every class."""
-        found = []
-        for mean, inverted in zip(self.means, self.inverses, strict=True):
+        columns = []
+        for mean, precision in zip(self.means, self.inverses, strict=True):
             difference = queries - mean
-            found.append((difference @ inverted * difference).sum(dim=1))
-        return torch.stack(found, dim=1)
+            columns.append((difference @ precision * difference).sum(dim=1))
+        return torch.stack(columns, dim=1)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore means and sums, and invert the covariances; see `Method.load_state_dict`."""
@@ -123,10 +123,10 @@ def metric(covariance: Tensor, gamma1: float, gamma2: float) -> Tensor:
     """Shrink and normalise a class's covariance [D, D]; returns N [D, D]."""
     dim = len(covariance)
     diagonal = covariance.trace()
-    on, off = diagonal / dim, (covariance.sum() - diagonal) / max(1, dim * (dim - 1))
+    v1, v2 = diagonal / dim, (covariance.sum() - diagonal) / max(1, dim * (dim - 1))
     unit = torch.eye(dim).to(covariance)
-    if on == 0:
+    if v1 == 0:
         return unit
-    shrunk = covariance + gamma1 * on * unit + gamma2 * off * (1 - unit)
-    deviations = shrunk.diagonal().sqrt()
-    return shrunk / deviations.outer(deviations)
+    matrix = covariance + gamma1 * v1 * unit + gamma2 * v2 * (1 - unit)
+    deviations = matrix.diagonal().sqrt()
+    return matrix / deviations.outer(deviations)

@@ -66,8 +66,8 @@ class Network(Method):
         self.head.grow(len(classes), self.generator)
         images, targets = self.training_set(task.train, labels)
         parameters, optimiser = self.parameters(), self.optimiser()
-        s, loss, drawn = self.settings, self.loss, self.generator
-        job = TrainingJob(task, images, targets, self.backbone, parameters, optimiser, loss, s, drawn, self.views)
+        s, loss, generator = self.settings, self.loss, self.generator
+        job = TrainingJob(task, images, targets, self.backbone, parameters, optimiser, loss, s, generator, self.views)
         fit(self.training_job(job))
         if self.distils:
             self.teacher = None

@@ -62,7 +62,7 @@ class FirstSession(Method):
 
     Attributes:
         adaptation: What the first task trained: a "prompt", the parameters of the adapters, or nothing.
-        adapted: The backbone with its adapters; the given one if there are none.
+        adapted_backbone: The backbone with its adapters; the given one if there are none.
     """
 
     settings_class = FirstSessionSettings
@@ -72,7 +72,7 @@ class FirstSession(Method):
     def __init__(self, backbone: Backbone, settings: FirstSessionSettings):
         super().__init__(backbone, settings)
         self.adaptation: dict[str, Tensor] = {}
-        self.adapted = backbone
+        self.adapted_backbone = backbone
 
     def adapt(self, task: TrainingTask) -> None:
         """Adapt to the task if it is the first; a single class is not adapted to."""
@@ -93,7 +93,7 @@ class FirstSession(Method):
         if self.adaptation and self.settings.first_session == "adapter":
             adapters = new_adapters(self.backbone, self.settings.adapter_width, self.generator)
             adapters.load_state_dict(self.adaptation)
-            self.adapted = with_adapters(self.backbone, adapters, self.settings.adapter_scale, trainable=False)
+            self.adapted_backbone = with_adapters(self.backbone, adapters, self.settings.adapter_scale, trainable=False)
 
     @property
     def features(self) -> Prompt | None:
@@ -102,12 +102,12 @@ class FirstSession(Method):
 
     def embed_task(self, task: TrainingTask) -> Tensor:
         """Embed a task's images by the adapted backbone, [n, ...]."""
-        return embed_task(task, self.adapted, self.embed_batch_size, "values", self.features)
+        return embed_task(task, self.adapted_backbone, self.embed_batch_size, "values", self.features)
 
     def embed(self, images: Images) -> Tensor:
         """Embed test images by the adapted backbone, [B, ...]; nothing is computed twice in a run."""
         rows, prompt = torch.arange(len(images)), self.features
-        backbone = None if self.adapted is self.backbone else self.adapted
+        backbone = None if self.adapted_backbone is self.backbone else self.adapted_backbone
         if prompt is None and backbone is None:
             return images.embed(rows)
         return images.embed(rows, prompt, "adapted", backbone)
@@ -122,11 +122,11 @@ class FirstSession(Method):
         if not self.adaptation:
             return 0
         dim, classes = self.backbone.dim, len(self.tasks[0])
-        discarded = classes * dim + 1
+        head_size = classes * dim + 1
         if self.settings.first_session == "prompt":
             neck = Head(dim, classes, self.settings.prompt_training(), self.generator)
-            discarded = sum(p.numel() for p in neck.parameters())
-        return discarded + sum(tensor.numel() for tensor in self.adaptation.values())
+            head_size = sum(p.numel() for p in neck.parameters())
+        return head_size + sum(tensor.numel() for tensor in self.adaptation.values())
 
 
 def train_shared_prompt(task: TrainingTask, backbone: Backbone, settings: Settings) -> Tensor:

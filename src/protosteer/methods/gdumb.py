@@ -2,14 +2,14 @@
 
 GDumb: a simple approach that questions our progress in continual learning (ECCV 2020). The buffer takes images greedily
 while their class has less than its share; once it is full, images of the largest class are removed. After every task,
-the network restarts from the given weights and is trained on the buffer alone, with CutMix: in half of the steps, a box
-of each image is covered by that of another image of the batch, and the loss weighs both labels by area. Earlier
-trainings have no influence.
+the network restarts from the given weights and is trained on the buffer alone, with CutMix. In half of the steps,
+CutMix covers a box of each image by that of another image of the batch, and the loss weighs both labels by area.
+Earlier trainings have no influence.
 
-Differences: the paper trains small networks from random weights by SGD, from 0.05 down to 0.0005 with warm restarts
-after a first epoch at a tenth of that, for up to 256 epochs. This is AdamW at the rate and weight decay
-of `finetune`, which suit pre-trained weights, along one cosine, for fewer epochs. Which images of a class are removed is random: a task's
-images are shuffled, and the last of a class go first.
+Differences: the paper trains small networks from random weights by SGD for up to 256 epochs. Its rate falls from 0.05
+to 0.0005 with warm restarts, after a first epoch at a tenth of that. Here, AdamW has the rate and weight decay of
+`finetune`, which suit pre-trained weights, along one cosine, for fewer epochs. A task's images are shuffled, so the
+images of a class that are removed are random: the last ones.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class GDumb(Rehearsal):
         """Compute the cross-entropy, with CutMix in some steps; see `Network.loss`."""
         if torch.rand((), generator=self.generator) >= self.settings.cutmix:
             return super().loss(images, labels)
-        mixed, partners, share = cutmix(images, self.generator)
-        embeddings = self.backbone.embed(mixed)
+        mixed_images, partners, share = cutmix(images, self.generator)
+        embeddings = self.backbone.embed(mixed_images)
         logits = self.head(embeddings)
-        own, other = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels[partners])
-        return (1 - share) * own + share * other, embeddings
+        label_loss, partner_loss = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels[partners])
+        return (1 - share) * label_loss + share * partner_loss, embeddings
 
 
 def cutmix(images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, float]:
     """Cover a box of each image [B, 3, H, W] by that of its partner in the batch; the box is the same for all.
 
-    Returns the images, the rows of the partners [B], and the box's share of the area, which is uniform in 0..1 before the
-    box is cut off at the edge.
+    Returns the images, the rows of the partners [B], and the box's share of the area. The share is uniform in 0..1 before
+    the box is cut off at the edge.
     """
     height, width = images.shape[2:]
     side = float(torch.rand((), generator=generator)) ** 0.5
@@ -87,6 +87,6 @@ def cutmix(images: Tensor, generator: torch.Generator | None = None) -> tuple[Te
     ]
     (top, bottom), (left, right) = boxes
     partners = torch.randperm(len(images), generator=generator)
-    mixed = images.clone()
-    mixed[:, :, top:bottom, left:right] = images[partners, :, top:bottom, left:right]
-    return mixed, partners, (bottom - top) * (right - left) / (height * width)
+    mixed_images = images.clone()
+    mixed_images[:, :, top:bottom, left:right] = images[partners, :, top:bottom, left:right]
+    return mixed_images, partners, (bottom - top) * (right - left) / (height * width)

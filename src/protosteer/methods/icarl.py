@@ -81,18 +81,18 @@ class ICaRL(Rehearsal):
         logits = self.head(embeddings)
         targets = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
         if self.teacher:
-            old = self.teacher(images).sigmoid()
-            targets[:, : old.shape[1]] = old
+            old_targets = self.teacher(images).sigmoid()
+            targets[:, : old_targets.shape[1]] = old_targets
         return F.binary_cross_entropy_with_logits(logits, targets), embeddings
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Choose the exemplars and compute their means."""
-        each = self.settings.buffer_size // len(self.classes)
+        per_class = self.settings.buffer_size // len(self.classes)
         features = F.normalize(embed_task(task, self.backbone, self.embed_batch_size, "exemplars"), dim=1)
-        rows = [(self.buffer.labels == label).nonzero()[:each, 0] for label in self.buffer.labels.unique()]
+        rows = [(self.buffer.labels == label).nonzero()[:per_class, 0] for label in self.buffer.labels.unique()]
         for label in labels.unique():
-            own = (labels == label).nonzero()[:, 0]
-            rows.append(len(self.buffer) + own[herding(features[own], each)])
+            class_rows = (labels == label).nonzero()[:, 0]
+            rows.append(len(self.buffer) + class_rows[herding(features[class_rows], per_class)])
         self.buffer.offer(task.train, labels, torch.cat(rows))
         exemplars = self.backbone.embed_set(self.buffer.images, batch_size=self.embed_batch_size)
         self.means = F.normalize(class_means(F.normalize(exemplars, dim=1), self.buffer.labels), dim=1)
@@ -112,11 +112,11 @@ def herding(features: Tensor, count: int) -> Tensor:
     """
     features = features.double()
     target = mean = features.mean(dim=0)
-    free = torch.ones(len(features), dtype=torch.bool)
+    is_free = torch.ones(len(features), dtype=torch.bool)
     rows = []
     for _ in range(min(count, len(features))):
-        best = int(torch.where(free, features @ target, -torch.inf).argmax())
-        free[best] = False
-        rows.append(best)
-        target = target + mean - features[best]
+        row = int(torch.where(is_free, features @ target, -torch.inf).argmax())
+        is_free[row] = False
+        rows.append(row)
+        target = target + mean - features[row]
     return torch.tensor(rows, dtype=torch.long)

@@ -1,15 +1,15 @@
 """InfLoRA (Liang and Li, CVPR 2024): low-rank updates that do not interfere with earlier tasks.
 
-In every layer, the key and value projections W get a low-rank update per task, W + B A, with A [r, D] fixed before
-training and only B trained, beside the task's rows of a linear head. Cross-entropy runs over the task's own classes,
+In every layer, the key and value projections W get a low-rank update per task, W + B A. A [r, D] is fixed before
+training. B is trained, beside the task's rows of a linear head. Cross-entropy runs over the task's own classes,
 over all if it has only one. After the task, B A is added to W. A prediction is the largest of all logits.
 
 B A changes outputs only for inputs that A reads. So the rows of A are directions in which the task's inputs lie and
-those of earlier tasks do not: with C = mean of x x^T over the task's tokens, and P the projection on the directions that
-earlier tasks need, they are the first r left singular vectors of (I - P) C, over sqrt(3).
+those of earlier tasks do not. C is the mean of x x^T over the task's tokens, and P the projection on the directions that
+earlier tasks need. The rows of A are the first r left singular vectors of (I - P) C, over sqrt(3).
 
-After training, P grows. With C of the trained network and the singular values s of (I - P) C, directions are added until
-those in P have a share epsilon of C's energy, sum s^2. epsilon rises with the tasks, from `energy` to 1 at
+After training, P grows. C is computed by the trained network, and s are the singular values of (I - P) C. Directions are
+added until those in P have a share epsilon of C's energy, sum s^2. epsilon rises with the tasks, from `energy` to 1 at
 `expected_tasks`.
 
 This follows the authors' code. There, P or its complement is stored, whichever is smaller; the computation is the same,
@@ -53,24 +53,24 @@ class InfLoRASettings(TrainingSettings):
 class LowRankQKV(nn.Linear):
     """A joint q, k, v projection whose k and v have a low-rank update; shares its weights with the plain one."""
 
-    def __init__(self, plain: nn.Linear, down: Tensor):
+    def __init__(self, linear: nn.Linear, down: Tensor):
         nn.Module.__init__(self)
-        self.weight, self.bias = plain.weight, plain.bias
+        self.weight, self.bias = linear.weight, linear.bias
         self.down = down  # A [r, D]
         self.up = nn.Parameter(down.new_zeros(2 * down.shape[1], len(down)))  # B of k, then of v, [2 D, r]
 
     def forward(self, x: Tensor) -> Tensor:
         """Project tokens [B, N, D] to [B, N, 3 D]."""
-        low = F.linear(F.linear(x, self.down), self.up)
-        return super().forward(x) + F.pad(low, (x.shape[-1], 0))
+        update = F.linear(F.linear(x, self.down), self.up)
+        return super().forward(x) + F.pad(update, (x.shape[-1], 0))
 
     def to_plain(self) -> nn.Linear:
         """Return a plain projection that computes the same."""
-        plain = nn.Linear(self.down.shape[1], len(self.weight), bias=self.bias is not None, device="meta")
-        plain.weight, plain.bias = self.weight, self.bias
+        linear = nn.Linear(self.down.shape[1], len(self.weight), bias=self.bias is not None, device="meta")
+        linear.weight, linear.bias = self.weight, self.bias
         with torch.no_grad():
-            plain.weight[self.down.shape[1] :] += self.up @ self.down
-        return plain
+            linear.weight[self.down.shape[1] :] += self.up @ self.down
+        return linear
 
 
 @register_method("inflora")
@@ -135,8 +135,8 @@ class InfLoRA(Network):
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the updates and the head, by name."""
-        ups = {f"up.{i}": qkv.up for i, qkv in enumerate(self.attention) if isinstance(qkv, LowRankQKV)}
-        return {**ups, **dict(self.head.named_parameters("head"))}
+        updates = {f"up.{i}": qkv.up for i, qkv in enumerate(self.attention) if isinstance(qkv, LowRankQKV)}
+        return {**updates, **dict(self.head.named_parameters("head"))}
 
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the cross-entropy over the task's classes."""
@@ -147,11 +147,11 @@ class InfLoRA(Network):
         for attention in self._attentions():
             assert isinstance(attention.qkv, LowRankQKV)
             attention.qkv = attention.qkv.to_plain()
-        s, done = self.settings, len(self.tasks) - 1
-        share = min(1.0, s.energy + (1 - s.energy) * done / s.expected_tasks)
+        s, earlier_count = self.settings, len(self.tasks) - 1
+        share = min(1.0, s.energy + (1 - s.energy) * earlier_count / s.expected_tasks)
         grams = self.input_grams(task)
         self.projections = torch.stack(
-            [protect(gram, old, share) for gram, old in zip(grams, self.projections, strict=True)]
+            [protect(gram, projection, share) for gram, projection in zip(grams, self.projections, strict=True)]
         )
 
     def trained_parameters(self) -> int:
@@ -168,11 +168,11 @@ def protect(gram: Tensor, projection: Tensor, share: float) -> Tensor:
     the projection does not keep; a first projection gets one direction at least, and stays below the share.
     """
     total = torch.linalg.svdvals(gram).square().sum()
-    found = torch.linalg.svd(gram - projection @ gram)
-    ratios = found.S.square() / total
+    svd = torch.linalg.svd(gram - projection @ gram)
+    ratios = svd.S.square() / total
     if not projection.any():
         count = max(1, int((ratios.cumsum(0) < share).sum()))
     else:
-        before = 1 - ratios.sum() + torch.cat([ratios.new_zeros(1), ratios.cumsum(0)[:-1]])
-        count = int((before < share).sum())
-    return projection + found.U[:, :count] @ found.U[:, :count].T
+        prior_shares = 1 - ratios.sum() + torch.cat([ratios.new_zeros(1), ratios.cumsum(0)[:-1]])
+        count = int((prior_shares < share).sum())
+    return projection + svd.U[:, :count] @ svd.U[:, :count].T

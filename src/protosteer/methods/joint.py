@@ -1,8 +1,8 @@
 """Joint training, the upper bound: after every task, train a new network on all images so far.
 
-Every image of every task is stored. The whole backbone, from the given weights, and a linear head are fitted to all of
-them by cross-entropy, as if there had been no sequence (the paper's upper bound, Appendix "Implementation Details").
-The difference to this is what a method without old images loses by learning in sequence.
+Every image of every task is stored. Cross-entropy over all of them trains the whole backbone, from the given weights,
+and a linear head (the paper's upper bound, Appendix "Implementation Details"). The difference to this accuracy is what
+a method without old images loses by learning in sequence.
 
 The paper trains as it trains CPP, except for the learning rate. Here, warm-up and the rise of the weight decay are
 omitted: the rate falls along a cosine to 0, and the weight decay is that of the last step throughout.

@@ -1,7 +1,7 @@
 """Weighted nearest neighbours among the embeddings of all training images.
 
 The k stored embeddings x_i most similar to an image's embedding q vote for their classes with weight
-exp(cos(q, x_i) / T), and the class with the largest sum is predicted. Wu et al. (CVPR 2018) introduced this vote, and
+exp(cos(q, x_i) / T). The prediction is the class with the largest sum. Wu et al. (CVPR 2018) introduced this vote, and
 Caron et al. (DINO, ICCV 2021) made it the usual evaluation of frozen features. The confidence of a class is its share
 of the votes. Embeddings are stored in float32, so the state grows with every image.
 """
@@ -41,15 +41,15 @@ class KNN(FeatureBank):
     def answer(self, images: Images) -> Answer:
         """Predict the class with most of the votes."""
         queries = F.normalize(images.embed(torch.arange(len(images))), dim=1)
-        stored = F.normalize(self.embeddings, dim=1)
+        bank = F.normalize(self.embeddings, dim=1)
         # In batches: the similarities of all images to all embeddings could take gigabytes.
-        shares = torch.cat([self._shares(batch, stored) for batch in queries.split(self.embed_batch_size)])
+        shares = torch.cat([self._shares(batch, bank) for batch in queries.split(self.embed_batch_size)])
         confidence, classes = shares.max(dim=1)
         return Answer(classes, confidence=confidence, scores=shares)
 
-    def _shares(self, queries: Tensor, stored: Tensor) -> Tensor:
+    def _shares(self, queries: Tensor, bank: Tensor) -> Tensor:
         """Compute each class's share of the votes, [B, K]."""
-        nearest = (queries @ stored.T).topk(min(self.settings.neighbours, len(stored)), dim=1)
-        votes = (nearest.values / self.settings.temperature).softmax(dim=1)  # shares are all that matters
-        none = torch.zeros(len(queries), len(self.classes))
-        return none.scatter_add(1, self.labels[nearest.indices], votes)
+        matches = (queries @ bank.T).topk(min(self.settings.neighbours, len(bank)), dim=1)
+        votes = (matches.values / self.settings.temperature).softmax(dim=1)  # shares are all that matters
+        shares = torch.zeros(len(queries), len(self.classes))
+        return shares.scatter_add(1, self.labels[matches.indices], votes)

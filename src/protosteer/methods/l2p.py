@@ -25,7 +25,7 @@ from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Images, Source, register_method
-from protosteer.methods.prompt_base import Prompted, similarity, small
+from protosteer.methods.prompt_base import Prompted, draw_small, similarity
 from protosteer.methods.training_utils import TrainingSettings
 from protosteer.settings import setting
 
@@ -81,8 +81,8 @@ class L2P(Prompted):
     def new_shared(self) -> dict[str, Tensor]:
         """Initialise the pool and its keys."""
         s, dim = self.settings, self.backbone.dim
-        prompts = small(s.pool_size, s.prompt_length, dim, generator=self.generator)
-        return {"prompts": prompts, "keys": small(s.pool_size, dim, generator=self.generator)}
+        prompts = draw_small(s.pool_size, s.prompt_length, dim, generator=self.generator)
+        return {"prompts": prompts, "keys": draw_small(s.pool_size, dim, generator=self.generator)}
 
     def prompt(self, queries: Tensor) -> Prompt:
         """Select the prompts of queries [B, D]."""
@@ -95,8 +95,8 @@ class L2P(Prompted):
 
     def _select(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return shallow prompts [B, 1, N * L, D] and the cosines [B, N] of their keys."""
-        best = similarity(queries, self.shared["keys"]).topk(self.settings.selected, dim=1)
-        return self.shared["prompts"][best.indices].flatten(1, 2).unsqueeze(1), best.values
+        matches = similarity(queries, self.shared["keys"]).topk(self.settings.selected, dim=1)
+        return self.shared["prompts"][matches.indices].flatten(1, 2).unsqueeze(1), matches.values
 
     def features(self, source: Backbone | Images, images: Tensor, prompt: Prompt) -> Tensor:
         """Average the output tokens of the prompt, [B, D]; see `Prompted.features`."""

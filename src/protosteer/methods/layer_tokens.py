@@ -27,9 +27,9 @@ class LayerTokens:
     def __getitem__(self, rows: Any) -> LayerTokens:
         return self
 
-    def to(self, like: Tensor) -> LayerTokens:
-        """The same on the device and in the type of a tensor."""
-        return LayerTokens(self.layers, None if self.prompt is None else self.prompt.to(like))
+    def to(self, tensor: Tensor) -> LayerTokens:
+        """Return the tokens on the device and in the type of a tensor."""
+        return LayerTokens(self.layers, None if self.prompt is None else self.prompt.to(tensor))
 
     def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
         """Run the layers after the first `done` on tokens x [B, N, D], and return those of the last, side by side.

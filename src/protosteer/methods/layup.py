@@ -77,17 +77,17 @@ class LayUP(Ridge):
 
     def choose_strength(self, hidden: Tensor, targets: Tensor, spectrum: Spectrum) -> float:
         """Choose the lambda of the best accuracy over the folds."""
-        earlier = self.sums - hidden.T @ targets
+        earlier_sums = self.sums - hidden.T @ targets
         folds = stratified_folds(targets.argmax(dim=1))
         if len(folds.unique()) == 1:  # one image of each class: nothing can be held out
             return LAMBDAS[0]
-        return LAMBDAS[int(fold_accuracy(hidden, targets, self.factor, earlier, folds, LAMBDAS).argmax())]
+        return LAMBDAS[int(fold_accuracy(hidden, targets, self.factor, earlier_sums, folds, LAMBDAS).argmax())]
 
 
 def stratified_folds(labels: Tensor) -> Tensor:
     """Assign each image to a fold, [n]: of every class, the first quarter to fold 0, the next to fold 1, and so on."""
     folds = torch.empty_like(labels)
     for label in labels.unique():
-        own = (labels == label).nonzero()[:, 0]
-        folds[own] = torch.arange(len(own)) * FOLDS // len(own)
+        class_rows = (labels == label).nonzero()[:, 0]
+        folds[class_rows] = torch.arange(len(class_rows)) * FOLDS // len(class_rows)
     return folds

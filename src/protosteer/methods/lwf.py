@@ -49,6 +49,7 @@ class LwF(Network):
         logits = self.head(embeddings)
         loss = F.cross_entropy(logits, labels)
         if self.teacher:
-            old = self.teacher(images)
-            loss = loss + s.distillation_weight * distillation(logits[:, : old.shape[1]], old, s.temperature)
+            old_logits = self.teacher(images)
+            drift = distillation(logits[:, : old_logits.shape[1]], old_logits, s.temperature)
+            loss = loss + s.distillation_weight * drift
         return loss, embeddings

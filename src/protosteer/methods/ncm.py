@@ -56,29 +56,29 @@ class NCM(Method):
         embeddings = embed_task(task, self.backbone, s.embed_batch_size)
         seed = task_seed(s.seed, classes or [task.name]) % 2**32
         for number in labels.unique():
-            own = embeddings[labels == number]
-            self._add(number, centroids(own, s.centroids, s.clustering, s.assign_labels, seed))
+            class_rows = embeddings[labels == number]
+            self._add(number, centroids(class_rows, s.centroids, s.clustering, s.assign_labels, seed))
         self.tasks.append(classes)
 
-    def _add(self, number: Tensor, found: Centroids) -> None:
-        known = self.owners == number
-        if self.settings.centroids == 1 and known.any():
-            self.counts = self.counts + known * found.counts
-            shift = (found.means - self.means) * (found.counts / self.counts)[:, None]
-            self.means = torch.where(known[:, None], self.means + shift, self.means)
+    def _add(self, number: Tensor, clusters: Centroids) -> None:
+        mask = self.owners == number
+        if self.settings.centroids == 1 and mask.any():
+            self.counts = self.counts + mask * clusters.counts
+            shift = (clusters.means - self.means) * (clusters.counts / self.counts)[:, None]
+            self.means = torch.where(mask[:, None], self.means + shift, self.means)
             return
-        self.means = torch.cat([self.means, found.means])
-        self.owners = torch.cat([self.owners, number.expand(len(found.means))])
-        self.counts = torch.cat([self.counts, found.counts])
+        self.means = torch.cat([self.means, clusters.means])
+        self.owners = torch.cat([self.owners, number.expand(len(clusters.means))])
+        self.counts = torch.cat([self.counts, clusters.counts])
 
     def answer(self, images: Images) -> Answer:
         """Predict the class of the most similar centroid."""
         queries = images.embed(torch.arange(len(images)))
         similarity = F.normalize(queries, dim=1) @ F.normalize(self.means, dim=1).T  # [B, K]
-        nearest = similarity.topk(min(self.settings.neighbours, len(self.means)), dim=1).indices
+        rows = similarity.topk(min(self.settings.neighbours, len(self.means)), dim=1).indices
         task_of = torch.tensor([t for t, task in enumerate(self.tasks) for _ in task])
         candidates = torch.zeros(len(images), len(self.tasks), dtype=torch.bool)
-        candidates.scatter_(1, task_of[self.owners[nearest]], True)
+        candidates.scatter_(1, task_of[self.owners[rows]], True)
         classes = self.owners[similarity.argmax(dim=1)]
         owners = self.owners.expand_as(similarity)
         scores = torch.full((len(images), len(self.classes)), -1.0).scatter_reduce(1, owners, similarity, "amax")

@@ -81,14 +81,14 @@ class PASS(Network):
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the three losses; see `Network.loss`."""
         s = self.settings
-        views, targets = rotated(images, labels)
+        views, targets = rotate(images, labels)
         features = self.backbone.embed(views)
         value = F.cross_entropy(self.head(features) / s.temperature, targets)
         if self.teacher:
-            moved, owners = self.draw(s.batch_size)
+            prototypes, owners = self.draw(s.batch_size)
             distance = (features - self.teacher.backbone.embed(views)).norm()
-            replayed = F.cross_entropy(self.head(moved) / s.temperature, ROTATIONS * owners.to(labels.device))
-            value = value + s.distill_weight * distance + s.prototype_weight * replayed
+            replay_loss = F.cross_entropy(self.head(prototypes) / s.temperature, ROTATIONS * owners.to(labels.device))
+            value = value + s.distill_weight * distance + s.prototype_weight * replay_loss
         return value, features[: len(images)]
 
     def draw(self, count: int) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ class PASS(Network):
         by_class = [features[labels == number] for number in labels.unique()]
         if len(self.tasks) == 1:
             self.radius = radius(by_class)
-        self.prototypes = torch.cat([self.prototypes, torch.stack([own.mean(dim=0) for own in by_class])])
+        self.prototypes = torch.cat([self.prototypes, torch.stack([rows.mean(dim=0) for rows in by_class])])
 
     def answer(self, images: Images) -> Answer:
         """Predict the class of the largest logit among the rows of rotation 0."""
@@ -111,7 +111,7 @@ class PASS(Network):
         return answer_by(logits / self.settings.temperature)
 
 
-def rotated(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def rotate(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return images [B, 3, H, H] in all rotations, one after the other, and their rows of the head [4 B]."""
     turns = range(ROTATIONS)
     views = torch.cat([torch.rot90(images, turn, (2, 3)) for turn in turns])
@@ -120,5 +120,5 @@ def rotated(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def radius(classes: Sequence[Tensor]) -> Tensor:
     """Compute the root of the mean variance of several classes' features [n, D]; one image has none."""
-    variances = [own.var(dim=0, correction=min(1, len(own) - 1)).mean() for own in classes]
+    variances = [rows.var(dim=0, correction=min(1, len(rows) - 1)).mean() for rows in classes]
     return torch.stack(variances).mean().sqrt()

@@ -19,8 +19,8 @@ from protosteer.settings import setting
 from protosteer.util.seeded import seeded
 
 MOMENTUM = 0.9
-UNCHANGED = 1e-5  # 1 - cosine of features that training has not changed
-PROBED = 64  # images of which that is measured
+MIN_CHANGE = 1e-5  # 1 - cosine of plain and trained features, below which a warning says so
+MAX_PROBES = 64  # images on which the change is measured
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def tune(
         generator: Draws batches and augmentations.
         penalty: Maps logits [B, K] to a value that is added to the loss.
     """
-    trained = dict([*parameters.items(), *head.named_parameters("head")])
+    trainable = dict([*parameters.items(), *head.named_parameters("head")])
     rate, decay = settings.learning_rate, settings.weight_decay
-    optimiser = torch.optim.SGD(trained.values(), rate, MOMENTUM, weight_decay=decay)
+    optimiser = torch.optim.SGD(trainable.values(), rate, MOMENTUM, weight_decay=decay)
 
     def loss(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         embeddings = embed(images)
@@ -86,7 +86,7 @@ def tune(
         return value if penalty is None else value + penalty(logits), embeddings
 
     labels = number_labels(task, [])[1]
-    fit(TrainingJob(task, task.train, labels, backbone, trained, optimiser, loss, settings, generator))
+    fit(TrainingJob(task, task.train, labels, backbone, trainable, optimiser, loss, settings, generator))
 
 
 def tune_prompt(
@@ -122,20 +122,21 @@ def tune_adapters(
     generator = torch.Generator().manual_seed(task_seed(settings.seed, classes))
     adapters = new_adapters(backbone, width, generator)
     head = CosineHead(backbone.dim, len(classes), backbone.device, generator)
-    adapted = with_adapters(backbone, adapters, scale, trainable=True)
-    tune(task, adapted, dict(adapters.named_parameters()), adapted.embed, head, settings, generator)
-    warn_if_unchanged(task, backbone, adapted)
+    adapted_backbone = with_adapters(backbone, adapters, scale, trainable=True)
+    tune(task, adapted_backbone, dict(adapters.named_parameters()), adapted_backbone.embed, head, settings, generator)
+    warn_if_unchanged(task, backbone, adapted_backbone, None)
     return adapters
 
 
-def warn_if_unchanged(task: TrainingTask, plain: Backbone, adapted: Backbone, prompt: Tensor | None = None) -> None:
+def warn_if_unchanged(task: TrainingTask, backbone: Backbone, adaptation: Backbone, prompt: Tensor | None) -> None:
     """Warn if training has hardly changed the features: the method then predicts from those of the plain backbone."""
     if len(set(task.train_labels)) == 1:
         return  # cross-entropy over one class is 0
-    rows = list(range(min(PROBED, len(task.train))))
-    before, after = plain.embed_set(task.train, rows=rows), adapted.embed_set(task.train, prompt, rows=rows)
-    cosine = float(F.cosine_similarity(before.double(), after.double()).mean())
-    if 1 - cosine < UNCHANGED:
+    rows = list(range(min(MAX_PROBES, len(task.train))))
+    plain_features = backbone.embed_set(task.train, rows=rows)
+    features = adaptation.embed_set(task.train, prompt, rows=rows)
+    cosine = float(F.cosine_similarity(plain_features.double(), features.double()).mean())
+    if 1 - cosine < MIN_CHANGE:
         message = (
             f"task {task.name!r}: training hardly changed the features (mean cosine to the plain ones {cosine:.6f}); "
             "raise learning_rate or epochs"

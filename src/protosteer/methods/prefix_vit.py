@@ -16,20 +16,20 @@ from protosteer.paper.vit import ViT
 class Prefix:
     """Extra keys and values of the first layers; `Backbone.embed` accepts it in place of a prompt.
 
-    layers: for layer 1, 2, ...: [B, 2, L, D], one each for B images, [1, 2, L, D], for all, or None.
+    layers: Of each layer, [B, 2, L, D] for B images, [1, 2, L, D] for all, or None.
     """
 
     layers: tuple[Tensor | None, ...]
 
     @property
-    def present(self) -> list[Tensor]:
-        """The tensors of the layers that have one."""
+    def tensors(self) -> list[Tensor]:
+        """The tensors of layers with extra keys and values."""
         return [layer for layer in self.layers if layer is not None]
 
     @property
     def requires_grad(self) -> bool:
         """Whether any layer's tensor requires its gradient."""
-        return any(layer.requires_grad for layer in self.present)
+        return any(layer.requires_grad for layer in self.tensors)
 
     @property
     def ndim(self) -> int:
@@ -37,17 +37,17 @@ class Prefix:
         return 4 if len(self) > 1 else 3
 
     def __len__(self) -> int:
-        return max(map(len, self.present), default=1)
+        return max(map(len, self.tensors), default=1)
 
     def __getitem__(self, rows: Any) -> Prefix:
         return Prefix(tuple(t[rows] if t is not None and len(t) > 1 else t for t in self.layers))
 
-    def to(self, like: Tensor) -> Prefix:
-        """The same on the device and in the type of a tensor."""
-        return self.map(lambda layer: layer.to(like))
+    def to(self, tensor: Tensor) -> Prefix:
+        """Return the prefix on the device and in the type of a tensor."""
+        return self.map(lambda layer: layer.to(tensor))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Prefix:
-        """The same with every tensor changed."""
+        """Return the prefix with every tensor changed by a function."""
         return Prefix(tuple(None if layer is None else change(layer) for layer in self.layers))
 
     def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
@@ -67,8 +67,8 @@ class Prefix:
 
     def _check(self, vit: ViT, batch: int, done: int) -> None:
         depth, dim = vit.config.depth, vit.config.dim
-        wrong = [t for t in self.present if t.ndim != 4 or t.shape[1] != 2 or t.shape[3] != dim]
-        if wrong or len(self.layers) > depth or len(self) not in (1, batch):
+        misfits = [t for t in self.tensors if t.ndim != 4 or t.shape[1] != 2 or t.shape[3] != dim]
+        if misfits or len(self.layers) > depth or len(self) not in (1, batch):
             shapes = [None if t is None else list(t.shape) for t in self.layers]
             message = (
                 f"a prefix of {batch} images has [{batch} or 1, 2, L, {dim}] for up to {depth} layers, not {shapes}"

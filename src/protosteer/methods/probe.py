@@ -59,7 +59,7 @@ class Probe(FeatureBank):
         embeddings = self.embeddings.double()
         mean, deviation = embeddings.mean(dim=0), embeddings.std(dim=0, correction=0)
         deviation[deviation == 0] = 1  # a constant feature has no effect
-        weight, bias = regression((embeddings - mean) / deviation, self.labels, self.settings.penalty)
+        weight, bias = fit_regression((embeddings - mean) / deviation, self.labels, self.settings.penalty)
         weight = weight / deviation
         self.weight, self.bias = weight.float(), (bias - weight @ mean).float()
 
@@ -72,7 +72,7 @@ class Probe(FeatureBank):
         return self.weight.numel() + self.bias.numel()
 
 
-def regression(rows: Tensor, labels: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+def fit_regression(rows: Tensor, labels: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
     """Solve the penalised logistic regression of rows [N, D], in their precision; returns W [K, D] and b [K]."""
     classes = int(labels.max()) + 1
     weight = rows.new_zeros(classes, rows.shape[1], requires_grad=True)
@@ -81,6 +81,6 @@ def regression(rows: Tensor, labels: Tensor, penalty: float) -> tuple[Tensor, Te
     def loss() -> Tensor:
         return F.cross_entropy(F.linear(rows, weight, bias), labels) + penalty / 2 * weight.square().sum()
 
-    precise = {"max_eval": 2 * MAX_ITERATIONS, "tolerance_grad": MAX_GRADIENT, "tolerance_change": 0}
-    minimise(loss, [weight, bias], MAX_ITERATIONS, **precise)
+    limits = {"max_eval": 2 * MAX_ITERATIONS, "tolerance_grad": MAX_GRADIENT, "tolerance_change": 0}
+    minimise(loss, [weight, bias], MAX_ITERATIONS, **limits)
     return weight.detach(), bias.detach()

@@ -83,12 +83,12 @@ class Prompted(Method):
         classes, labels = number_labels(task, self.classes)
         s = self.settings
         self.generator.manual_seed(task_seed(s.seed, classes))
-        shared = self._parameters(self.shared or self.new_shared())
-        self.shared, self.current = shared, self._parameters(self.new_task_parameters())
+        shared_parameters = self._parameters(self.shared or self.new_shared())
+        self.shared, self.current = shared_parameters, self._parameters(self.new_task_parameters())
         self.head.grow(len(classes), self.generator)
-        trained = {**shared, **self.current, **dict(self.head.named_parameters("head"))}
-        optimiser = torch.optim.Adam(trained.values(), s.learning_rate, weight_decay=s.weight_decay)
-        fit(TrainingJob(task, task.train, labels, self.backbone, trained, optimiser, self.loss, s, self.generator))
+        parameters = {**shared_parameters, **self.current, **dict(self.head.named_parameters("head"))}
+        optimiser = torch.optim.Adam(parameters.values(), s.learning_rate, weight_decay=s.weight_decay)
+        fit(TrainingJob(task, task.train, labels, self.backbone, parameters, optimiser, self.loss, s, self.generator))
         self.past, self.current = {name: self.all_tasks(name).detach() for name in self.current}, {}
         self.tasks.append(classes)
 
@@ -114,8 +114,8 @@ class Prompted(Method):
             for batch in rows.split(self.embed_batch_size)
         ]
         candidates = self.candidates(queries.to(self.backbone.device))
-        retrieved = {} if candidates is None else {"candidates": candidates.cpu()}
-        return answer_by(torch.cat(scores), prompts=torch.ones_like(rows), **retrieved)
+        fields = {} if candidates is None else {"candidates": candidates.cpu()}
+        return answer_by(torch.cat(scores), prompts=torch.ones_like(rows), **fields)
 
     def trained_parameters(self) -> int:
         """Return the number of values in prompts and head."""
@@ -125,7 +125,7 @@ class Prompted(Method):
         return {name: nn.Parameter(tensor.detach().to(self.backbone.device)) for name, tensor in tensors.items()}
 
 
-def small(*shape: int, generator: torch.Generator) -> Tensor:
+def draw_small(*shape: int, generator: torch.Generator) -> Tensor:
     """Draw uniformly from 0 to 0.01, as the official code of L2P and DualPrompt initialises prompts and keys."""
     return torch.rand(shape, generator=generator) * 0.01
 

@@ -1,7 +1,7 @@
 """Base class of methods with a ridge regression that is updated task by task: RanPAC and LayUP.
 
-With features H [n, M] and one-hot labels Y [n, K] of all images so far, class scores are h W with
-W = (G + lambda I)^-1 C, from the sums G = H^T H and C = H^T Y.
+H [n, M] are the features and Y [n, K] the one-hot labels of all images so far. Class scores are h W with
+W = (G + lambda I)^-1 C. Only the sums G = H^T H and C = H^T Y are needed.
 
 G is stored as a factor R [k, M] with G = R^T R, which is exact and smaller while there are fewer images than features.
 Everything is computed in double precision.
@@ -69,8 +69,8 @@ class Ridge(FirstSession):
         roots, directions = spectrum = spectrum_of(torch.cat([self.factor, hidden]))
         strength = self.choose_strength(hidden, targets, spectrum)
         self.factor = roots[:, None] * directions
-        shrunk = 1 / (roots**2 + strength)
-        self.weights = (directions.T @ (shrunk[:, None] * (directions @ self.sums))).float()
+        inverses = 1 / (roots**2 + strength)
+        self.weights = (directions.T @ (inverses[:, None] * (directions @ self.sums))).float()
         self.tasks.append(classes)
 
     def answer(self, images: Images) -> Answer:
@@ -82,18 +82,18 @@ class Ridge(FirstSession):
         """Return the bytes of the sums G and C in float32, as the papers store them; G comes with the first task."""
         features = len(self.weights)
         rows = [4 * features * len(task) for task in self.tasks]
-        once = 4 * features**2 + sum(tensor.nbytes for tensor in self.adaptation.values())
-        return [rows[0] + once, *rows[1:]] if rows else []
+        shared_bytes = 4 * features**2 + sum(tensor.nbytes for tensor in self.adaptation.values())
+        return [rows[0] + shared_bytes, *rows[1:]] if rows else []
 
 
 def spectrum_of(rows: Tensor) -> Spectrum:
     """Compute the spectrum of rows [n, M]."""
-    squares, left = torch.linalg.eigh(rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows)
-    positive = squares > squares[-1] * 1e-12
-    roots = squares[positive].sqrt()
+    squares, vectors = torch.linalg.eigh(rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows)
+    mask = squares > squares[-1] * 1e-12
+    roots = squares[mask].sqrt()
     if len(rows) > rows.shape[1]:
-        return Spectrum(roots, left[:, positive].T)
-    return Spectrum(roots, (left[:, positive] / roots).T @ rows)
+        return Spectrum(roots, vectors[:, mask].T)
+    return Spectrum(roots, (vectors[:, mask] / roots).T @ rows)
 
 
 def loo_errors(hidden: Tensor, targets: Tensor, sums: Tensor, spectrum: Spectrum, strengths: Tensor) -> Tensor:
@@ -102,12 +102,12 @@ def loo_errors(hidden: Tensor, targets: Tensor, sums: Tensor, spectrum: Spectrum
     It is e / (1 - h^T (G + lambda I)^-1 h), with e the error of the ridge that has seen the row.
     """
     roots, directions = spectrum
-    projected, solution = hidden @ directions.T, directions @ sums
+    projections, solution = hidden @ directions.T, directions @ sums
     errors = []
     for ridge in strengths:
-        shrunk = 1 / (roots**2 + ridge)
-        leverage = (projected**2 * shrunk).sum(dim=1, keepdim=True)
-        errors.append((((targets - projected @ (shrunk[:, None] * solution)) / (1 - leverage)) ** 2).sum())
+        inverses = 1 / (roots**2 + ridge)
+        leverage = (projections**2 * inverses).sum(dim=1, keepdim=True)
+        errors.append((((targets - projections @ (inverses[:, None] * solution)) / (1 - leverage)) ** 2).sum())
     # A ridge that is too small for double precision divides by zero.
     return torch.stack(errors).nan_to_num(nan=torch.inf)
 
@@ -128,12 +128,12 @@ def fold_accuracy(
     Returns:
         Accuracies from 0 to 1, one for each lambda.
     """
-    found = []
+    accuracies = []
     for fold in folds.unique():
-        learned, held_out = hidden[folds != fold], hidden[folds == fold]
-        roots, directions = spectrum_of(torch.cat([factor, learned]))
-        solution = directions @ (sums + learned.T @ targets[folds != fold])
-        projected, truth = held_out @ directions.T, targets[folds == fold].argmax(dim=1)
-        predicted = [(projected @ (solution / (roots**2 + ridge)[:, None])).argmax(dim=1) for ridge in strengths]
-        found.append(torch.stack([(classes == truth).double().mean() for classes in predicted]))
-    return torch.stack(found).mean(dim=0)
+        train_rows, test_rows = hidden[folds != fold], hidden[folds == fold]
+        roots, directions = spectrum_of(torch.cat([factor, train_rows]))
+        solution = directions @ (sums + train_rows.T @ targets[folds != fold])
+        projections, truth = test_rows @ directions.T, targets[folds == fold].argmax(dim=1)
+        predictions = [(projections @ (solution / (roots**2 + ridge)[:, None])).argmax(dim=1) for ridge in strengths]
+        accuracies.append(torch.stack([(classes == truth).double().mean() for classes in predictions]))
+    return torch.stack(accuracies).mean(dim=0)

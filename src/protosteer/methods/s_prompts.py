@@ -73,35 +73,35 @@ class SPrompts(Method):
     def learn(self, task: TrainingTask) -> None:
         """Train the task's prompt and head, and compute its centroids."""
         s, dim, device = self.settings, self.backbone.dim, self.backbone.device
-        classes, new = number_labels(task, [])[0], number_labels(task, self.classes)[0]
+        classes, new_classes = number_labels(task, [])[0], number_labels(task, self.classes)[0]
         seed = task_seed(s.seed, classes)
         self.generator.manual_seed(seed)
         start = seeded(lambda: nn.Linear(dim, s.prompt_length), self.generator).weight.detach().view(self.shape)
         head = seeded(lambda: nn.Linear(dim, len(classes)), self.generator).to(device)
         prompt = tune_prompt(task, self.backbone, start, head, s, self.generator)
-        plain = embed_task(task, self.backbone, self.embed_batch_size)
-        means = centroids(F.normalize(plain, dim=1), s.centroids, "kmeans", seed=seed % 2**32).means
+        embeddings = embed_task(task, self.backbone, self.embed_batch_size)
+        means = centroids(F.normalize(embeddings, dim=1), s.centroids, "kmeans", seed=seed % 2**32).means
         self.prompts = torch.cat([self.prompts, prompt[None]])
         self.weight = torch.cat([self.weight, head.weight.detach().cpu()])
         self.bias = torch.cat([self.bias, head.bias.detach().cpu()])
         self.centroids = torch.cat([self.centroids, means])
         self.owners = torch.cat([self.owners, torch.full((len(means),), len(self.tasks))])
-        number = {name: k for k, name in enumerate([*self.classes, *new])}
+        number = {name: k for k, name in enumerate([*self.classes, *new_classes])}
         rows = torch.tensor([[len(self.tasks), number[name]] for name in classes])
         self.heads = torch.cat([self.heads, rows])
-        self.tasks.append(new)
+        self.tasks.append(new_classes)
 
     def answer(self, images: Images) -> Answer:
         """Predict by the prompt and head of the task with the nearest centroid."""
-        plain = F.normalize(images.embed(torch.arange(len(images))), dim=1)
-        chosen = self.owners[torch.cdist(plain, self.centroids, p=1).argmin(dim=1)]  # [B]
+        queries = F.normalize(images.embed(torch.arange(len(images))), dim=1)
+        task_numbers = self.owners[torch.cdist(queries, self.centroids, p=1).argmin(dim=1)]  # [B]
         logits = torch.full((len(images), len(self.classes)), -torch.inf)
-        for t in chosen.unique().tolist():
-            rows, own = (chosen == t).nonzero()[:, 0], self.heads[:, 0] == t
-            prompted = images.embed(rows, self.prompts[t], f"task {t}")
-            logits[rows[:, None], self.heads[own, 1]] = F.linear(prompted, self.weight[own], self.bias[own])
-        candidates = F.one_hot(chosen, len(self.tasks)).bool()
-        return answer_by(logits, candidates=candidates, prompts=torch.ones_like(chosen))
+        for t in task_numbers.unique().tolist():
+            rows, mask = (task_numbers == t).nonzero()[:, 0], self.heads[:, 0] == t
+            features = images.embed(rows, self.prompts[t], f"task {t}")
+            logits[rows[:, None], self.heads[mask, 1]] = F.linear(features, self.weight[mask], self.bias[mask])
+        candidates = F.one_hot(task_numbers, len(self.tasks)).bool()
+        return answer_by(logits, candidates=candidates, prompts=torch.ones_like(task_numbers))
 
     def bytes_per_task(self) -> list[int]:
         """Return the bytes of a task's prompt, head and centroids."""

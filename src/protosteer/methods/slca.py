@@ -90,33 +90,34 @@ class SLCA(Network):
 
     def optimiser(self) -> torch.optim.Optimizer:
         """Create the optimiser, with a smaller rate for all but the head."""
-        s, named = self.settings, self.parameters()
-        head = [p for name, p in named.items() if name.startswith("head.")]
-        slow = [p for name, p in named.items() if not name.startswith("head.")]
-        groups = [{"params": slow, "lr": s.learning_rate * s.backbone_rate}, {"params": head, "lr": s.learning_rate}]
-        return torch.optim.SGD(groups, s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay)
+        s, parameters = self.settings, self.parameters()
+        head = [p for name, p in parameters.items() if name.startswith("head.")]
+        backbone = [p for name, p in parameters.items() if not name.startswith("head.")]
+        rate = s.learning_rate
+        groups = [{"params": backbone, "lr": rate * s.backbone_rate}, {"params": head, "lr": rate}]
+        return torch.optim.SGD(groups, rate, momentum=s.momentum, weight_decay=s.weight_decay)
 
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the cross-entropy over the task's classes."""
-        known = len(self.classes)
-        return F.cross_entropy(logits[:, known:], labels - known)
+        known_count = len(self.classes)
+        return F.cross_entropy(logits[:, known_count:], labels - known_count)
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Store the task's Gaussians and align the head."""
-        known, (weight, bias) = len(self.trained.bias), self._rows(self.head)
-        if known:  # rows of earlier tasks are not trained, but weight decay has shrunk them
-            weight[:known], bias[:known] = self._rows(self.trained)
+        known_count, (weight, bias) = len(self.trained.bias), self._rows(self.head)
+        if known_count:  # no loss trains earlier tasks' rows, but weight decay shrinks them
+            weight[:known_count], bias[:known_count] = self._rows(self.trained)
         self.trained.assign(weight, bias)
         embeddings = embed_task(task, self.backbone, self.embed_batch_size, "statistics").double()
         self.add_gaussians(embeddings, labels, RIDGE)
         self.head.assign(*self._rows(self.trained))
-        if known:
+        if known_count:
             self.align()
 
     def add_gaussians(self, embeddings: Tensor, labels: Tensor, ridge: float) -> None:
         """Store the Gaussians of new classes, from embeddings [n, D] in double precision."""
         for number in labels.unique():
-            mean, factor = gaussian(embeddings[labels == number], ridge)
+            mean, factor = fit_gaussian(embeddings[labels == number], ridge)
             self.means = torch.cat([self.means, mean[None].float()])
             self.factors = torch.cat([self.factors, factor[None].float()])
 
@@ -161,8 +162,8 @@ class SLCA(Network):
         return logits / (torch.stack(norms).mean(dim=0)[:, None] + 1e-7) / self.settings.temperature
 
 
-def gaussian(rows: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
+def fit_gaussian(rows: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
     """Return the mean [D] of rows [n, D] and the Cholesky factor [D, D] of their covariance plus a ridge."""
-    centred = rows - rows.mean(dim=0)
-    covariance = centred.T @ centred / max(1, len(rows) - 1)
+    deviations = rows - rows.mean(dim=0)
+    covariance = deviations.T @ deviations / max(1, len(rows) - 1)
     return rows.mean(dim=0), torch.linalg.cholesky(covariance + ridge * torch.eye(rows.shape[1]).to(rows))

@@ -58,21 +58,21 @@ class SLDA(Method):
         """Update means and covariance with the task's embeddings."""
         classes, labels = number_labels(task, self.classes)
         embeddings = embed_task(task, self.backbone, self.embed_batch_size).double()
-        present, position = labels.unique(return_inverse=True)
-        means, known = class_means(embeddings, labels), present[present < len(self.means)]
-        centred = embeddings - means[position]
+        class_numbers, position = labels.unique(return_inverse=True)
+        means, known_numbers = class_means(embeddings, labels), class_numbers[class_numbers < len(self.means)]
+        deviations = embeddings - means[position]
         # Earlier images of a class lie around another mean than the new ones; known classes come first.
-        shift, had = means[: len(known)] - self.means[known], self.counts
-        self.means, self.counts = update_means(self.means, had, embeddings, labels)
-        weight = had[known] * (1 - had[known] / self.counts[known].double())
-        scatter = centred.T @ centred + (weight[:, None] * shift).T @ shift
-        self.covariance = (had.sum() * self.covariance + scatter) / self.counts.sum()
+        shift, old_counts = means[: len(known_numbers)] - self.means[known_numbers], self.counts
+        self.means, self.counts = update_means(self.means, old_counts, embeddings, labels)
+        weight = old_counts[known_numbers] * (1 - old_counts[known_numbers] / self.counts[known_numbers].double())
+        scatter = deviations.T @ deviations + (weight[:, None] * shift).T @ shift
+        self.covariance = (old_counts.sum() * self.covariance + scatter) / self.counts.sum()
         self.tasks.append(classes)
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with the largest score."""
         queries = images.embed(torch.arange(len(images))).double()
         e = self.settings.shrinkage
-        shrunk = (1 - e) * self.covariance + e * torch.eye(len(self.covariance))
-        weights = torch.cholesky_solve(self.means.T, torch.linalg.cholesky(shrunk))  # [D, K]
+        covariance = (1 - e) * self.covariance + e * torch.eye(len(self.covariance))
+        weights = torch.cholesky_solve(self.means.T, torch.linalg.cholesky(covariance))  # [D, K]
         return answer_by(queries @ weights - (self.means.T * weights).sum(dim=0) / 2)

@@ -76,12 +76,12 @@ class SSIAT(SLCA):
         self.generator.manual_seed(task_seed(settings.seed, []))
         self.adapters = new_adapters(backbone, settings.adapter_width, self.generator)
         self.backbone = with_adapters(backbone, self.adapters, settings.adapter_scale, trainable=True)
-        self.before = torch.empty(0, backbone.dim)  # features of the task's images before its training, [n, D]
+        self.old_features = torch.empty(0, backbone.dim)  # features of the task's images before its training, [n, D]
 
     def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Embed the task's images before training."""
         if self.tasks:
-            self.before = embed_task(task, self.backbone, self.embed_batch_size, "statistics")
+            self.old_features = embed_task(task, self.backbone, self.embed_batch_size, "statistics")
 
     def training_job(self, job: TrainingJob) -> TrainingJob:
         """Train later tasks for fewer epochs."""
@@ -105,22 +105,22 @@ class SSIAT(SLCA):
 
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the cross-entropy over the task's classes, with a margin on the true class."""
-        own = F.one_hot(labels, logits.shape[1])
-        logits = logits - own * self.settings.margin / self.settings.temperature
+        one_hot = F.one_hot(labels, logits.shape[1])
+        logits = logits - one_hot * self.settings.margin / self.settings.temperature
         return task_cross_entropy(logits, labels, len(self.classes))
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Shift earlier means, store the task's Gaussians and align the head."""
-        after = embed_task(task, self.backbone, self.embed_batch_size, "statistics")
-        earlier = len(self.means)
-        if earlier:
-            self.means = shift_means(self.means, self.before, after)
-        self.add_gaussians(after.double(), labels, RIDGE)
-        if earlier:
+        features = embed_task(task, self.backbone, self.embed_batch_size, "statistics")
+        earlier_count = len(self.means)
+        if earlier_count:
+            self.means = shift_means(self.means, self.old_features, features)
+        self.add_gaussians(features.double(), labels, RIDGE)
+        if earlier_count:
             self.align()
 
 
-def shift_means(means: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """Move class means [K, D] as images that were near them have moved, from `before` to `after`, [n, D] each."""
-    weights = (torch.cdist(means, before).square() / (-2 * SIGMA**2)).exp() + 1e-5  # [K, n]
-    return means + weights / weights.sum(dim=1, keepdim=True) @ (after - before)
+def shift_means(means: Tensor, old_features: Tensor, new_features: Tensor) -> Tensor:
+    """Shift class means [K, D] as the features of images near them have moved; old and new features are [n, D]."""
+    weights = (torch.cdist(means, old_features).square() / (-2 * SIGMA**2)).exp() + 1e-5  # [K, n]
+    return means + weights / weights.sum(dim=1, keepdim=True) @ (new_features - old_features)

@@ -46,18 +46,18 @@ class TrainingSettings(MethodSettings):
     augmentation: str = setting("paper", choices=AUGMENTATIONS)
 
 
-def number_labels(task: TrainingTask, known: Sequence[str]) -> tuple[list[str], Tensor]:
+def number_labels(task: TrainingTask, known_names: Sequence[str]) -> tuple[list[str], Tensor]:
     """Number a task's labels; new classes follow the known ones, in alphabetical order.
 
     Args:
         task: The task.
-        known: The names of the classes learned before.
+        known_names: The names of the classes learned before.
 
     Returns:
         The names of the new classes, and the labels as numbers, int64 [n].
     """
-    classes = sorted(set(task.train_labels) - set(known))
-    number = {name: i for i, name in enumerate([*known, *classes])}
+    classes = sorted(set(task.train_labels) - set(known_names))
+    number = {name: i for i, name in enumerate([*known_names, *classes])}
     return classes, torch.tensor([number[label] for label in task.train_labels])
 
 
@@ -97,12 +97,12 @@ def update_means(means: Tensor, counts: Tensor, embeddings: Tensor, labels: Tens
     Returns:
         The new means and counts.
     """
-    present, more = labels.unique(), labels.bincount(minlength=len(counts))
-    new = len(more) - len(counts)
-    means, counts = F.pad(means, (0, 0, 0, new)), F.pad(counts, (0, new)) + more
-    share = more[present].to(means) / counts[present]
-    shift = share[:, None] * (class_means(embeddings, labels) - means[present])
-    return means.index_add(0, present, shift), counts
+    class_numbers, new_counts = labels.unique(), labels.bincount(minlength=len(counts))
+    class_growth = len(new_counts) - len(counts)
+    means, counts = F.pad(means, (0, 0, 0, class_growth)), F.pad(counts, (0, class_growth)) + new_counts
+    share = new_counts[class_numbers].to(means) / counts[class_numbers]
+    shift = share[:, None] * (class_means(embeddings, labels) - means[class_numbers])
+    return means.index_add(0, class_numbers, shift), counts
 
 
 class Head(nn.Module):
@@ -113,14 +113,14 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.empty(0, dim, device=device))
         self.bias = nn.Parameter(torch.empty(0, device=device))
 
-    def grow(self, new: int, generator: torch.Generator | None = None) -> None:
+    def grow(self, count: int, generator: torch.Generator | None = None) -> None:
         """Add freshly initialised rows for this many new classes, drawn by a generator or torch's own."""
-        if not new:
+        if not count:
             return
-        fresh = seeded(lambda: nn.Linear(self.weight.shape[1], new), generator).to(self.weight.device)
+        layer = seeded(lambda: nn.Linear(self.weight.shape[1], count), generator).to(self.weight.device)
         self.assign(
-            torch.cat([self.weight.detach(), fresh.weight.detach()]),
-            torch.cat([self.bias.detach(), fresh.bias.detach()]),
+            torch.cat([self.weight.detach(), layer.weight.detach()]),
+            torch.cat([self.bias.detach(), layer.bias.detach()]),
         )
 
     def assign(self, weight: Tensor, bias: Tensor) -> None:
@@ -136,20 +136,20 @@ class Head(nn.Module):
         return F.linear(embeddings.to(self.weight.device), self.weight, self.bias)
 
 
-def task_cross_entropy(logits: Tensor, labels: Tensor, known: int) -> Tensor:
-    """Compute the cross-entropy over a task's own classes, those of logits [B, K] after the first `known`.
+def task_cross_entropy(logits: Tensor, labels: Tensor, known_count: int) -> Tensor:
+    """Compute the cross-entropy over a task's own classes, those of logits [B, K] after the first `known_count`.
 
     A task of one class would learn nothing this way, so there, all classes count.
     """
-    first = known if logits.shape[1] > known + 1 else 0
-    return F.cross_entropy(logits[:, first:], labels - first)
+    start = known_count if logits.shape[1] > known_count + 1 else 0
+    return F.cross_entropy(logits[:, start:], labels - start)
 
 
-def answer_by(logits: Tensor, **more: Tensor) -> Answer:
+def answer_by(logits: Tensor, **fields: Tensor) -> Answer:
     """Predict the class of the largest of logits [B, K], with its softmax as confidence."""
     probabilities = logits.detach().cpu().softmax(dim=1)
-    best = probabilities.max(dim=1)
-    return Answer(best.indices, confidence=best.values, scores=probabilities, **more)
+    top = probabilities.max(dim=1)
+    return Answer(top.indices, confidence=top.values, scores=probabilities, **fields)
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def fit(job: TrainingJob) -> None:
         callback.on_train_begin(state)
     while state.epoch < s.epochs:
         batches = state.remaining_batches()
-        repeated = [rows.repeat(job.views) for rows in batches]
-        pictures = augmented(images, repeated, augment, device, generator=job.generator)
+        view_rows = [rows.repeat(job.views) for rows in batches]
+        pictures = augmented(images, view_rows, augment, device, generator=job.generator)
         for rows, views in zip(batches, pictures, strict=True):
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
                 group["lr"] = scheduled_rate(s, state.step, state.steps, rate)
