@@ -176,7 +176,7 @@ def test_the_tsne_shows_each_image_under_the_prompt_that_won(outcome: Outcome, m
     for task in stream:
         learner.learn((task.train, task.train_labels), task.name)
     monkeypatch.setattr(plots, "tsne_before_after", lambda *given: given)
-    before, after, labels, *_ = demo._pictures(outcome.figures["variants"], learner, stream)["tsne.png"]
+    before, after, labels, *_ = demo._draw_pictures(outcome.figures["variants"], learner, stream)["tsne.png"]
     before, after = torch.from_numpy(before), torch.from_numpy(after)
     assert labels == [label for task in stream for label in task.test_labels]
     pixels = torch.cat([task.test.pixels(range(12)) for task in stream])

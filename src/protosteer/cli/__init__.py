@@ -54,15 +54,15 @@ def main(arguments: Sequence[str] | None = None, on_error: Callable[[Exception],
     Returns:
         The exit code: 0, 2 for a user's mistake, 130 after Ctrl-C.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     _share_the_cores()
     keep_freed_memory()
     _print_any_name()
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return _run(given, on_error)
+        return _run(words, on_error)
     from protosteer.cli.torchrun import run_on_every_rank
 
-    return run_on_every_rank(given, lambda may_report: _run(given, on_error, may_report))
+    return run_on_every_rank(words, lambda may_report: _run(words, on_error, may_report))
 
 
 @functools.cache
@@ -71,18 +71,18 @@ def commands() -> Any:
     return arrange(typer.main.get_command(app))
 
 
-def _run(given: list[str], on_error: Callable[[Exception], None], may_report: Callable[[], bool] = lambda: True) -> int:
-    """Run a command. may_report: of several processes, one reports why all end."""
-    debug = "--debug" in given
+def _run(words: list[str], on_error: Callable[[Exception], None], may_report: Callable[[], bool] = lambda: True) -> int:
+    """Run a command and return its exit code. Of several processes, `may_report` lets one print the error."""
+    debug = "--debug" in words
     # Accepted anywhere, since users append it to a line that has just failed.
-    wanted = [word for word in given if word != "--debug"] or ["--help"]
+    command_words = [word for word in words if word != "--debug"] or ["--help"]
     with warnings.catch_warnings():
         warnings.simplefilter("default", ProtosteerWarning)
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # of images that can be read all the same
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # Pillow's notes about images that it can read
         warnings.showwarning = _show_warning
         try:
             # If the reader of the output has gone, typer ends the process with code 1.
-            code = commands()(args=wanted, prog_name="protosteer", standalone_mode=False)
+            code = commands()(args=command_words, prog_name="protosteer", standalone_mode=False)
         except (ProtosteerError, UsageError, OSError) as error:
             on_error(error)
             if not may_report():
@@ -119,15 +119,15 @@ def _print_any_name() -> None:
 
 
 def _give_up_output() -> None:
-    """Drop what cannot be printed, which would fail once more, with a traceback, when the process ends."""
+    """Discard output that cannot be printed: flushing it at exit would fail again, with a traceback."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_set: bool) -> None:
+    if is_set:
         print(f"protosteer {__version__}")
         raise typer.Exit
 
@@ -154,9 +154,9 @@ def _message(error: Exception) -> str:
     return f"{message.rstrip('.')}; see {command} --help"
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *location: Any, **options: Any) -> None:
     if issubclass(category, ProtosteerWarning):
         say(f"warning: {one_line(in_flags(str(message)))}")
     else:
-        filename, lineno = where[:2]
+        filename, lineno = location[:2]
         say(warnings.formatwarning(message, category, filename, lineno).rstrip())

@@ -49,28 +49,28 @@ def adapt(
 
     out = output_path(out)
     refuse_existing(out)
-    settings = Settings.preset(DEFAULT_PRESET, **parse_settings(set_ or []))  # complains before the folder is read
-    found = scan(folder, read_labelled(folder))
+    settings = Settings.preset(DEFAULT_PRESET, **parse_settings(set_ or []))  # checked before the folder is read
+    folder_scan = scan(folder, read_labelled(folder))
     check_place(out, "--out")
-    classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
+    classes, images = counted(len(folder_scan.counts), "class"), counted(len(folder_scan.files), "image")
     say(f"{folder}: {classes}, {images}")
-    warn_of_files(found)
-    learner = Learner(BackboneChoice(loading, as_json).load(lambda: found.files), settings)
-    adapted = _adapt(learner, found, out)
+    warn_of_files(folder_scan)
+    learner = Learner(BackboneChoice(loading, as_json).load(lambda: folder_scan.files), settings)
+    adapted = _adapt(learner, folder_scan, out)
     if as_json:
         print_json({**adapted.describe(), "path": str(out)})
     say(f"Written: {out}, {out.stat().st_size:,} bytes; protosteer learn --adapted {out} begins a model with it")
 
 
-def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
+def _adapt(learner: Learner, folder_scan: FolderScan, out: Path) -> Adapted:
     from protosteer.runtime.checkpoint import CheckpointFile
     from protosteer.workflows.learn_folder import TaskSlot
     from protosteer.workflows.shared_prompt import adapt
 
-    checkpoint = CheckpointFile(TaskSlot.prepare(learner, found, None, 0.0).checkpoint_path(real(out)))
+    checkpoint = CheckpointFile(TaskSlot.prepare(learner, folder_scan, None, 0.0).checkpoint_path(real(out)))
     try:
         with progress() as on_stage, writing(checkpoint.path, "--out"):
-            adapted = adapt(learner.backbone, found, learner.settings, on_stage, checkpoint)
+            adapted = adapt(learner.backbone, folder_scan, learner.settings, on_stage, checkpoint)
             with replacing(real(out)):
                 refuse_existing(out)  # again: others may have written it meanwhile
                 adapted.write(out)
@@ -84,7 +84,7 @@ def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
 
 
 def tell(path: Path, as_json: bool) -> bool:
-    """Print what `inspect` says about a shared prompt; return False if the file is none."""
+    """Print the description of a shared prompt for `inspect`; return False if the file is not one."""
     from protosteer.workflows.shared_prompt import is_adapted, read
 
     if not is_adapted(path):

@@ -50,7 +50,7 @@ PANEL = "Benchmarks"
 
 @command(PANEL)
 def demo(
-    what: Annotated[
+    kind: Annotated[
         Literal["digits", "photos"] | None,
         Argument(metavar="digits|photos", help="What to learn (default: first digits, then photos)."),
     ] = None,
@@ -70,23 +70,23 @@ def demo(
     from protosteer.cli import demo
 
     log, console = make_console(stderr=True), make_console()
-    if what != "photos" and (folder or backbone or weights):
+    if kind != "photos" and (folder or backbone or weights):
         message = "a folder, --backbone and --weights are for photos: protosteer demo photos"
         raise CommandLineError(message, code="conflicting-options")
-    if what is None:
+    if kind is None:
         outcomes = demo.run_both(out, seed, log)
-    elif what == "digits":
+    elif kind == "digits":
         outcomes = [demo.run_demo(out, seed, log)]
     else:
         outcomes = [demo.run_photos(out, seed, log, folder, backbone, weights)]
     if as_json:
-        first, *others = (outcome.figures for outcome in outcomes)
-        print_json(first | ({"photos": others[0]} if others else {}))
+        figures, *photo_figures = (outcome.figures for outcome in outcomes)
+        print_json(figures | ({"photos": photo_figures[0]} if photo_figures else {}))
     for outcome in outcomes:
         if not as_json:
             demo.show(outcome, console)
         demo.tell_files(outcome, log)
-    if what is None:
+    if kind is None:
         for line in [*demo.plain_words(*outcomes), f"See it all in your browser: {out / demo.PAGE}"]:
             log.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -122,13 +122,13 @@ def run(
     from protosteer.settings import read_toml
 
     options = {**vars(experiment), **vars(split), **vars(computing), "out": out, "published": settings and True}
-    given = {name: value for name, value in options.items() if value is not None}
-    values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
-    how = {**run_options(workers, values.get("device", "auto"), resume, overwrite), "logger": logger}
+    flag_values = {name: value for name, value in options.items() if value is not None}
+    values = overridden(read_toml(config) if config else {}, flag_values | parse_settings(set_ or []))
+    run_arguments = {**run_options(workers, values.get("device", "auto"), resume, overwrite), "logger": logger}
     if names_several(values):
-        report_plan(plan_experiments(values), how, as_json)
+        report_plan(plan_experiments(values), run_arguments, as_json)
     else:
-        _run_one(values, how, as_json)
+        _run_one(values, run_arguments, as_json)
 
 
 def run_options(workers: Workers, device: str, resume: bool, overwrite: bool) -> dict[str, Any]:
@@ -150,13 +150,13 @@ def run_options(workers: Workers, device: str, resume: bool, overwrite: bool) ->
     }
 
 
-def _run_one(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
+def _run_one(values: Mapping[str, Any], run_arguments: Mapping[str, Any], as_json: bool) -> None:
     from protosteer.evaluation.experiment import Experiment, run_experiment
     from protosteer.report.tables import run_report
 
     experiment = _on_this_rank(Experiment.from_values(values))
     with _interruptible(experiment.folder):
-        figures = run_experiment(experiment, **how)
+        figures = run_experiment(experiment, **run_arguments)
     if as_json:
         print_json(figures)
     else:
@@ -171,16 +171,16 @@ def _on_this_rank(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, out=out)
 
 
-def report_plan(plan: Plan, how: Mapping[str, Any], as_json: bool) -> None:
+def report_plan(plan: Plan, run_arguments: Mapping[str, Any], as_json: bool) -> None:
     """Run planned experiments and print the table that compares them, or JSON."""
     from protosteer.evaluation.sweep import run_several
     from protosteer.report.compare import comparison_tables
 
-    plan = {label: [_on_this_rank(one) for one in row] for label, row in plan.items()}
-    folders = [one.folder for row in plan.values() for one in row]
+    plan = {label: [_on_this_rank(experiment) for experiment in experiments] for label, experiments in plan.items()}
+    folders = [experiment.folder for experiments in plan.values() for experiment in experiments]
     place = Path(os.path.commonpath([folder.parent for folder in folders]))
     with _interruptible(place):
-        outcome = run_several(plan, **how)
+        outcome = run_several(plan, **run_arguments)
     if as_json:
         # One row has the form of one run: its class orders are beside its seeds.
         print_json(outcome.figures if len(plan) > 1 else next(iter(outcome.figures.values()), {}))
@@ -215,9 +215,9 @@ def bench(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    ratios, skipped = run_all(subjects or None, repeats, say, precision)
+    ratios, reasons = run_all(subjects or None, repeats, say, precision)
     if as_json:
-        print_json(figures(ratios, skipped))
+        print_json(figures(ratios, reasons))
     else:
         show(table(ratios))
 
@@ -269,8 +269,8 @@ def compare(
     tests = compare_with_first(rows) if test else {}
     if as_json:
         spreads = {label: over_seeds(seeds) for label, seeds in rows.items()}
-        whole = {k: {"mean": m, "std": s, "n": len(rows[k]), "seeds": rows[k]} for k, (m, s) in spreads.items()}
-        print_json({k: {**row, "test": tests[k]} if test else row for k, row in whole.items()})
+        summaries = {k: {"mean": m, "std": s, "n": len(rows[k]), "seeds": rows[k]} for k, (m, s) in spreads.items()}
+        print_json({k: {**row, "test": tests[k]} if test else row for k, row in summaries.items()})
     elif as_csv:
         print(report.comparison_csv(rows, tests), end="")
     elif markdown:

@@ -41,20 +41,20 @@ def methods(
 
     if name is None:
         load_plugins()
-    chosen = [find_method(name)] if name is not None else list(METHODS.values())
+    method_classes = [find_method(name)] if name is not None else list(METHODS.values())
     console, backbone, parameters = make_console(), Backbone.load(NANO), {}
     with make_console(stderr=True).status("") as status:
-        for i, method in enumerate(chosen, 1):
-            status.update(f"counting what {method.name} trains, {i} of {len(chosen)}")
+        for i, method in enumerate(method_classes, 1):
+            status.update(f"counting what {method.name} trains, {i} of {len(method_classes)}")
             parameters[method.name] = first_task_parameters(method, backbone)
-    about = [describe(method) for method in chosen]
+    infos = [describe(method) for method in method_classes]
     if as_json:
-        told = [{**one.to_dict(), "trained_parameters": parameters[one.name]} for one in about]
-        print_json(told[0] if name is not None else {"methods": told})
+        results = [{**info.to_dict(), "trained_parameters": parameters[info.name]} for info in infos]
+        print_json(results[0] if name is not None else {"methods": results})
     elif name is not None:
-        show(method_report(about[0], parameters[chosen[0].name]), console)
+        show(method_report(infos[0], parameters[method_classes[0].name]), console)
     else:
-        show([methods_table(about, parameters)], console)
+        show([methods_table(infos, parameters)], console)
     say(f"Parameters: trained for a first task of {CLASSES} classes on {NANO}, default settings.")
     if name is None:
         say("For one method and its settings: protosteer methods NAME")
@@ -85,14 +85,14 @@ def backbones(
         return
     folder = cache_dir() / "weights"
     rows = list_backbones()
-    others = [name for name in names_on_disk() if name not in {row.name for row in rows}]
+    other_names = [name for name in names_on_disk() if name not in {row.name for row in rows}]
     if as_json:
-        told = {"backbones": [_backbone(row) for row in rows], "others": others, "folder": str(folder)}
-        print_json(told)
+        results = {"backbones": [_backbone(row) for row in rows], "others": other_names, "folder": str(folder)}
+        print_json(results)
         return
     show([_backbones_table(rows)])
-    if others:
-        say(f"Also on this disk: {', '.join(others)}")
+    if other_names:
+        say(f"Also on this disk: {', '.join(other_names)}")
     say(
         "Weights that are not on disk are downloaded when first used, or put the file at "
         f"{folder}/CHECKPOINT.safetensors"
@@ -105,9 +105,9 @@ def _try(folder: Path, loading: Loading, as_json: bool) -> None:
     from protosteer.report.backbone_selection import as_json as figures
 
     prepare(loading)  # a wrong device is reported before any file is read
-    found = scan(folder, read_labelled(folder))
-    warn_of_files(found)
-    choice = choose_backbone(found.files, loading, as_json)
+    folder_scan = scan(folder, read_labelled(folder))
+    warn_of_files(folder_scan)
+    choice = choose_backbone(folder_scan.files, loading, as_json)
     if as_json:
         print_json(figures(choice))
 
@@ -171,7 +171,7 @@ def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = F
         print_json({"datasets": [_dataset(row) for row in rows], "folder": str(root)})
         return
     console = make_console()
-    show([_datasets_table(rows, root, short=console.width < 120)], console)
+    show([_datasets_table(rows, root, hosts_only=console.width < 120)], console)
     say(
         f"Data sets are looked for in {root}; missing ones are downloaded when first used, "
         "or by: protosteer datasets get NAME"
@@ -215,27 +215,27 @@ def _dataset(row: DatasetStatus) -> dict[str, Any]:
     }
 
 
-def _datasets_table(rows: Sequence[DatasetStatus], root: Path, short: bool) -> Table:
-    """Return the table; if `short`, with the host of a source alone, which fits into one line."""
+def _datasets_table(rows: Sequence[DatasetStatus], root: Path, hosts_only: bool) -> Table:
+    """Return a table of data sets; `hosts_only` shortens each source to its host, so that a row fits one line."""
     from rich.table import Column
 
     from protosteer.report.tables import numbers, plain_table
 
     texts = (Column(heading, overflow="fold") for heading in ("Licence", "Source", "On disk"))
-    figures = numbers(["Classes", "Download"], no_wrap=True)
-    table = plain_table(None, Column("Name", no_wrap=True), *figures, *texts)
+    columns = numbers(["Classes", "Download"], no_wrap=True)
+    table = plain_table(None, Column("Name", no_wrap=True), *columns, *texts)
     for row in rows:
         info = row.info
         size = "by hand" if info.by_hand else "unknown" if info.files else "none"
         if info.size:
             size = f"{info.size / 1e6:,.0f} MB"
         source = info.source.partition("://")[2].removeprefix("www.").rstrip("/")
-        source = source.partition("/")[0] if short else source
-        table.add_row(info.name, str(info.classes), size, info.licence, source, _place(row, root))
+        source = source.partition("/")[0] if hosts_only else source
+        table.add_row(info.name, str(info.classes), size, info.licence, source, _describe_place(row, root))
     return table
 
 
-def _place(row: DatasetStatus, root: Path) -> str:
+def _describe_place(row: DatasetStatus, root: Path) -> str:
     """Return where a data set is, relative to the data folder, which is named below the table."""
     path = row.path
     if path is None:

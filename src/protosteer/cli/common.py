@@ -45,13 +45,13 @@ def command(panel: str, name: str | None = None) -> Callable[[Callable[..., None
         options = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
 
         @functools.wraps(function)
-        def run(**given: Any) -> None:
-            made = {name: group(**{key: given.pop(key) for key in options[name]}) for name, group in groups.items()}
-            function(**given, **made)
+        def run(**values: Any) -> None:
+            objects = {name: group(**{key: values.pop(key) for key in options[name]}) for name, group in groups.items()}
+            function(**values, **objects)
 
-        expanded = [one for p in parameters for one in (options[p.name].values() if p.name in options else [p])]
-        by_name = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in expanded]
-        run.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
+        members = [field for p in parameters for field in (options[p.name].values() if p.name in options else [p])]
+        keyword_parameters = [field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in members]
+        run.__signature__ = signature.replace(parameters=keyword_parameters)  # type: ignore[attr-defined]
         app.command(name, rich_help_panel=panel)(run)
         return function
 
@@ -129,7 +129,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    handler = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except Exception as error:
@@ -140,4 +140,4 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
             raise
         raise KeyboardInterrupt from error
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)

@@ -25,7 +25,7 @@ _DATASETS = re.compile(r"\bdatasets=\(([^)]*)\)")
 
 def method_names() -> list[str]:
     """Return the names of the registered methods."""
-    return sorted({first or second for first, second in _declared("methods", _METHOD)})
+    return sorted({attribute or argument for attribute, argument in _declared("methods", _METHOD)})
 
 
 def method_lists() -> list[str]:

@@ -64,22 +64,22 @@ def correct(
         if name is None:
             _show_confirmed(outcome, as_json)
         else:
-            ((now, probability, _),) = learner.predict(image).ranked(1)[0]  # no longer under the lock
-            _show_outcome({**outcome, "answer": now, "probability": probability}, image, as_json)
+            ((label, probability, _),) = learner.predict(image).ranked(1)[0]  # no longer under the lock
+            _show_outcome({**outcome, "answer": label, "probability": probability}, image, as_json)
         say(f"Written: {model}; to undo: protosteer correct {model} --undo")
 
 
 def _correct(learner: Learner, image: Path, name: str) -> dict[str, Any]:
-    """Correct one image; returns the outcome for JSON."""
+    """Correct one image; return the outcome for JSON."""
     from protosteer.workflows.model_summary import correction
 
-    new = name not in learner.classes
+    is_new = name not in learner.classes
     near = next((near for _, near in similar_names([name], learner.classes)), None)
-    return {**correction(learner.correct(image, name)), "new_class": new, "similar_class": near}
+    return {**correction(learner.correct(image, name)), "new_class": is_new, "similar_class": near}
 
 
 def _confirm(learner: Learner, images: Path) -> dict[str, Any]:
-    """Confirm the predictions for an image or a folder; returns the outcome for JSON."""
+    """Confirm the predictions for an image or a folder; return the outcome for JSON."""
     from protosteer.data.sources import image_paths
     from protosteer.workflows.model_summary import correction
 
@@ -98,16 +98,16 @@ def _show_outcome(outcome: dict[str, Any], image: Path, as_json: bool) -> None:
     if as_json:
         print_json(outcome)
         return
-    name, before, now = (outcome[key] for key in ("class", "taken_for", "answer"))
-    words = f"{image}: predicted {before}"
-    words += " already, one more image" if before == name else f", corrected to {name}"
+    name, old_label, new_label = (outcome[key] for key in ("class", "taken_for", "answer"))
+    words = f"{image}: predicted {old_label}"
+    words += " already, one more image" if old_label == name else f", corrected to {name}"
     words += " (a new class)" if outcome["new_class"] else ""
-    print(printable(f"{words}; now predicted {now} ({100 * outcome['probability']:.0f} %)"))
+    print(printable(f"{words}; now predicted {new_label} ({100 * outcome['probability']:.0f} %)"))
     if outcome["similar_class"]:
         say(
             f"warning: class '{name}' is new: did you mean '{outcome['similar_class']}'? Then undo this, and correct again"
         )
-    if now != name:
+    if new_label != name:
         say("one image did not outweigh the others; correct more similar images, or learn more of the class")
 
 
@@ -143,14 +143,14 @@ def _show_log(path: Path, as_json: bool) -> None:
     from protosteer.report.tables import plain_table
     from protosteer.workflows.model_summary import correction
 
-    made = [correction(record) for record in model_file.read(path).memory.corrections]
+    corrections = [correction(record) for record in model_file.read(path).memory.corrections]
     if as_json:
-        print_json({"corrections": made})
+        print_json({"corrections": corrections})
         return
-    if not made:
+    if not corrections:
         print(f"{path}: no corrections")
         return
     table = plain_table(None, "Date", "Image", "Predicted", "Actual")
-    for one in made:
-        table.add_row(*(one[key] or "-" for key in ("date", "image", "taken_for", "class")))
+    for row in corrections:
+        table.add_row(*(row[key] or "-" for key in ("date", "image", "taken_for", "class")))
     show([table])

@@ -76,7 +76,7 @@ def run_demo(
     stream: Stream | None = None,
     settings: Settings = DEMO,
     model: str = MODEL,
-    shown: Sequence[str] = tuple(VARIANTS),
+    names: Sequence[str] = tuple(VARIANTS),
 ) -> Outcome:
     """Run the variants and write the files. `log` shows progress; the metrics are returned.
 
@@ -88,9 +88,8 @@ def run_demo(
     stream = stream or split_digits()
     settings = settings.replace(seed=seed)
     _introduce(log, backbone, stream)
-    methods = {
-        name: kind(backbone, settings.replace(**own)) for name, (_, kind, own) in VARIANTS.items() if name in shown
-    }
+    variants = {name: VARIANTS[name] for name in VARIANTS if name in names}
+    methods = {name: kind(backbone, settings.replace(**changes)) for name, (_, kind, changes) in variants.items()}
     runs: dict[str, Run] = {}
     with RunProgress(log, stream, list(methods)) as progress:
         for name, method in methods.items():
@@ -99,10 +98,10 @@ def run_demo(
 
     with writing(out, "--out"):
         reloaded, samples = _save_and_reload(methods[OURS].learner, stream, out / model)
-        variants = {name: _variant_figures(run) for name, run in runs.items()}
-        pictures = _pictures(variants, methods[PAPER].learner, stream)
+        figures_by_name = {name: _variant_figures(run) for name, run in runs.items()}
+        pictures = _draw_pictures(figures_by_name, methods[PAPER].learner, stream)
         figures = {
-            "variants": variants,
+            "variants": figures_by_name,
             "seed": seed,
             "stream": stream.name,
             "backbone": {"name": backbone.name, "fingerprint": backbone.fingerprint},
@@ -123,19 +122,19 @@ def run_demo(
 def run_both(out: Path, seed: int, log: Console) -> list[Outcome]:
     """Run the digits and then photographs, in three variants, and write one page about both."""
     digits = run_demo(out, seed, log, settings=DEMO)
-    photos = run_photos(out / "photos", seed, log, shown=SHOWN)
+    photos = run_photos(out / "photos", seed, log, names=SHOWN)
     titles = {
         "Ten handwritten digits, two at a time": digits,
         "Nine details of two photographs, three at a time": photos,
     }
-    parts = [Part(title, one.figures["variants"], one.samples, one.pictures) for title, one in titles.items()]
+    parts = [Part(title, run.figures["variants"], run.samples, run.pictures) for title, run in titles.items()]
     with writing(out, "--out"):
         write_atomically(out / PAGE, page(plain_words(digits, photos), parts, OURS).encode())
     return [digits, photos]
 
 
 def plain_words(digits: Outcome, photos: Outcome) -> list[str]:
-    """Return what happened in three sentences for anyone."""
+    """Return the results of both demos as three sentences in plain words."""
     (base, paper, ours), (photo_base, _, photo_ours) = (
         [outcome.figures["variants"][name] for name in SHOWN] for outcome in (digits, photos)
     )
@@ -160,15 +159,15 @@ def run_photos(
     folder: Path | None = None,
     name: str | None = None,
     weights: Path | None = None,
-    shown: Sequence[str] = tuple(VARIANTS),
+    names: Sequence[str] = tuple(VARIANTS),
 ) -> Outcome:
-    """Run the demo on class folders of the user; without any, on details of photographs that are always there."""
+    """Run the demo on a folder of class folders; without one, on details of two photographs that are always there."""
     backbone = Backbone.load(name or MINI, weights=weights, precision=FP32)
     stream, options = "split-details", StreamOptions()
     if folder is not None:
         stream, options = f"folder:{folder}", StreamOptions(train_per_class=TAUGHT, test_per_class=TESTED)
     tasks = open_stream(stream, options, backbone.preprocessing, skip_unreadable=True, on_message=say)
-    return run_demo(out, seed, log, backbone, tasks, PHOTOS, "photos.protosteer", shown)
+    return run_demo(out, seed, log, backbone, tasks, PHOTOS, "photos.protosteer", names)
 
 
 def _introduce(log: Console, backbone: Backbone, stream: Stream) -> None:
@@ -186,42 +185,42 @@ def _introduce(log: Console, backbone: Backbone, stream: Stream) -> None:
 
 def _variant_figures(run: Run) -> dict[str, Any]:
     assert run.diagnosis is not None
-    told = {"matrix": run.matrix, "reliability": run.rows[-1]["reliability"]}
-    return {**run.figures(), **told, "diagnosis": run.diagnosis["mean"]}
+    last_figures = {"matrix": run.matrix, "reliability": run.rows[-1]["reliability"]}
+    return {**run.figures(), **last_figures, "diagnosis": run.diagnosis["mean"]}
 
 
 def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> tuple[str, list[Sample]]:
-    """Predict an image of each class before saving and after loading; says whether that was the same, and which."""
+    """Predict an image of each class before saving and after loading; return a sentence that compares, and the samples."""
     firsts = [(task, task.test_labels.index(name)) for task in stream for name in task.classes]
     images = torch.cat([task.test.pixels([row]) for task, row in firsts])
-    before = learner.predict(images)
+    prediction = learner.predict(images)
     learner.save(path)
-    after = Learner.load(path, learner.backbone).predict(images)
-    pairs = list(zip(stream.classes, after.labels, strict=True))
-    same = torch.equal(before.scores, after.scores)
-    told = (
+    reloaded = Learner.load(path, learner.backbone).predict(images)
+    pairs = list(zip(stream.classes, reloaded.labels, strict=True))
+    is_equal = torch.equal(prediction.scores, reloaded.scores)
+    message = (
         f"Saved the model ({path.stat().st_size:,} bytes), reloaded it and predicted {len(pairs)} test "
         f"images: {sum(truth == label for truth, label in pairs)} right "
         f"({', '.join(f'{truth} → {label}' for truth, label in pairs)}); "
-        f"{'scores equal to the last bit' if same else 'SCORES DIFFER from those before saving'}."
+        f"{'scores equal to the last bit' if is_equal else 'SCORES DIFFER from those before saving'}."
     )
-    return told, [Sample(image, *pair) for image, pair in zip(images, pairs, strict=True)]
+    return message, [Sample(image, *pair) for image, pair in zip(images, pairs, strict=True)]
 
 
-def _pictures(variants: dict[str, dict[str, Any]], learner: Learner, stream: Stream) -> dict[str, bytes]:
+def _draw_pictures(variants: dict[str, dict[str, Any]], learner: Learner, stream: Stream) -> dict[str, bytes]:
     """Return PNG files by name; the t-SNE has all test images, or evenly chosen ones where there are many.
 
-    learner: of the paper's rule, by which an image is seen under the prompt that matches best.
+    The learner predicts by CPP inference, which embeds an image under the prompt that matches best.
     """
-    before, after, labels = test_embeddings(learner, stream, MOST_POINTS)
+    plain_embeddings, prompted_embeddings, labels = test_embeddings(learner, stream, MOST_POINTS)
     records = [record for task in learner.memory.tasks for record in task.classes]
     return {
         "matrix.png": plots.accuracy_matrices({name: variants[name]["matrix"] for name in SHOWN}),
         "curve.png": plots.accuracy_curves({name: row["matrix"] for name, row in variants.items()}),
         "reliability.png": reliability_plot({name: [variants[name]["reliability"]] for name in SHOWN}),
         "tsne.png": plots.tsne_before_after(
-            before.numpy(),
-            after.numpy(),
+            plain_embeddings.numpy(),
+            prompted_embeddings.numpy(),
             labels,
             {record.name: record.keys.numpy() for record in records},
             {record.name: record.values.means.numpy() for record in records},
@@ -241,11 +240,11 @@ def show(outcome: Outcome, console: Console) -> None:
 
 
 def sentence(variants: dict[str, dict[str, Any]]) -> str:
-    """Return the result in plain words, whatever it is."""
+    """Return the result as one sentence, whichever variant is best."""
     base, paper, ours = (variants[name] for name in SHOWN)
 
-    def against(other: dict[str, Any]) -> str:
-        gain = ours["last_accuracy"] - other["last_accuracy"]
+    def against(variant: dict[str, Any]) -> str:
+        gain = ours["last_accuracy"] - variant["last_accuracy"]
         return f"{abs(gain):.1f} points {'more' if gain >= 0 else 'fewer'}"
 
     return (
@@ -259,7 +258,7 @@ def sentence(variants: dict[str, dict[str, Any]]) -> str:
 
 
 def tell_files(outcome: Outcome, log: Console) -> None:
-    """Print what was saved, whether it came back the same, and which files there are."""
-    written = "Written: " + ", ".join(str(path) for path in outcome.files)
-    for line in (outcome.reloaded, written, f"{outcome.figures['seconds']:.0f} seconds in all."):
+    """Print how the reloaded model compares, which files were written, and how long the demo took."""
+    message = "Written: " + ", ".join(str(path) for path in outcome.files)
+    for line in (outcome.reloaded, message, f"{outcome.figures['seconds']:.0f} seconds in all."):
         log.print(line, highlight=False, markup=False, soft_wrap=True)

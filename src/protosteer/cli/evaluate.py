@@ -46,17 +46,17 @@ def evaluate(
         raise CommandLineError("choose one of --json and --csv", code="conflicting-options")
     check_page(html)
     check_plot(plot)
-    found = evaluate_model(model, folder, loading)
+    evaluation = evaluate_model(model, folder, loading)
     if as_json:
-        print_json(report.as_json(found))
+        print_json(report.as_json(evaluation))
     elif as_csv:
-        print(report.as_csv(found))
+        print(report.as_csv(evaluation))
     else:
-        show(report.overview(found))
+        show(report.overview(evaluation))
     if plot:
-        write_output(plot, confusion_matrix(found.labels, found.confusion()), "--plot")
+        write_output(plot, confusion_matrix(evaluation.labels, evaluation.confusion()), "--plot")
     if html:
-        write_output(html, report.as_html(found, f"{model.name} on {folder}").encode(), "--html")
+        write_output(html, report.as_html(evaluation, f"{model.name} on {folder}").encode(), "--html")
 
 
 def check_page(page: Path | None) -> None:
@@ -66,7 +66,7 @@ def check_page(page: Path | None) -> None:
 
 
 def evaluate_model(model: Path, folder: Path, loading: Loading) -> Evaluation:
-    """Evaluate a model file on labelled images, and warn about what makes the accuracy wrong."""
+    """Evaluate a model file on labelled images; print warnings about files that distort the accuracy."""
     from protosteer.data.sources import read_labelled
     from protosteer.report.evaluate import warnings
     from protosteer.workflows.evaluate_folder import evaluate_folder
@@ -74,7 +74,7 @@ def evaluate_model(model: Path, folder: Path, loading: Loading) -> Evaluation:
     files = read_labelled(folder)  # complains before anything is loaded
     learner = open_learner(model, loading)
     with progress() as on_stage:
-        found = evaluate_folder(learner, files, on_stage)
-    for line in (*(f"warning: {error}" for error in found.errors.values()), *warnings(found)):
+        evaluation = evaluate_folder(learner, files, on_stage)
+    for line in (*(f"warning: {error}" for error in evaluation.errors.values()), *warnings(evaluation)):
         say(line)
-    return found
+    return evaluation

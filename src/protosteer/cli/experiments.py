@@ -40,11 +40,11 @@ def evaluate_run(
     For settings that act in prediction, such as neighbours. One that acts in training has no effect: `compare` names the
     value that the run learned with, too.
     """
-    given = {
+    flags = {
         "sweep": sweep, "stream": stream, "method": method, "weights": weights, "data_dir": data_dir,
         "threads": threads, "out": out,
     }  # fmt: skip
-    values = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in flags.items() if value is not None}
 
     from protosteer.evaluation.reevaluation import plan_reevaluation
 
@@ -77,9 +77,9 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Tune a method: try its small grid on validation images of the first task alone, the same way for all methods."""
-    given = {name: value for name, value in locals().items() if value is not None}
+    flags = {name: value for name, value in locals().items() if value is not None}
     for name in ("grid", "set_", "out", "as_json"):
-        given.pop(name, None)
+        flags.pop(name, None)
 
     from protosteer.evaluation.experiment import Experiment
     from protosteer.evaluation.sweep import parse_sweep
@@ -89,14 +89,14 @@ def tune(
     def on_trial(i: int, trials: int, trial: Any) -> None:
         say(f"trial {i} of {trials}: {trial.accuracy:.2f} %")
 
-    experiment = Experiment.from_values(given | parse_settings(set_ or []))
+    experiment = Experiment.from_values(flags | parse_settings(set_ or []))
     trials = search(experiment, parse_sweep(grid) if grid else None, on_trial)
-    best = dict(trials[0].settings)
+    best_settings = dict(trials[0].settings)
     if out:
-        write_output(out, "".join(f"{name} = {json.dumps(v)}\n" for name, v in best.items()).encode(), "--out")
+        write_output(out, "".join(f"{name} = {json.dumps(v)}\n" for name, v in best_settings.items()).encode(), "--out")
     if as_json:
-        found = [{"settings": dict(trial.settings), "accuracy": trial.accuracy} for trial in trials]
-        print_json({"method": method, "stream": stream, "best": best, "trials": found})
+        trial_rows = [{"settings": dict(trial.settings), "accuracy": trial.accuracy} for trial in trials]
+        print_json({"method": method, "stream": stream, "best": best_settings, "trials": trial_rows})
     else:
         show([trials_table(trials)])
-    say("To use the best: " + " ".join(f"--set {name}={value}" for name, value in best.items()))
+    say("To use the best: " + " ".join(f"--set {name}={value}" for name, value in best_settings.items()))

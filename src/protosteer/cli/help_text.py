@@ -56,20 +56,20 @@ WORDS = {"Path": "PATH", "str": "TEXT", "int": "N", "float": "NUMBER"}
 
 def arrange(command: Any) -> Any:
     """Prepare a command and those below it for `--help`, and return it."""
-    for name, one in walk("", command):
-        one.help = unwrapped(one.help or "")
+    for name, subcommand in walk("", command):
+        subcommand.help = unwrapped(subcommand.help or "")
         if lines := EXAMPLES.get(name):
-            one.epilog = "\n\n".join(
+            subcommand.epilog = "\n\n".join(
                 ["Examples:" if len(lines) > 1 else "Example:", *(f"  protosteer {line}" for line in lines)]
             )
-        options = [p for p in one.params if p.param_type_name == "option"]
-        for parameter in one.params:
+        options = [p for p in subcommand.params if p.param_type_name == "option"]
+        for parameter in subcommand.params:
             _name_value(parameter)
             if len(options) >= MANY and parameter in options and parameter.rich_help_panel is None:
                 parameter.rich_help_panel = _group(parameter)
-        one.collect_usage_pieces = lambda context, one=one: usage(one)
-        if hasattr(one, "get_help_option"):
-            _hide_type_of_help(one)
+        subcommand.collect_usage_pieces = lambda context, entry=subcommand: usage(entry)
+        if hasattr(subcommand, "get_help_option"):
+            _hide_type_of_help(subcommand)
     return command
 
 
@@ -87,7 +87,7 @@ def unwrapped(text: str) -> str:
 
 
 def usage(command: Any) -> list[str]:
-    """Return the words after a command's name: its arguments, and what else it takes."""
+    """Return the words of a usage line after the command's name: arguments, options, commands."""
     words = []
     for parameter in (p for p in command.params if p.param_type_name == "argument"):
         word = parameter.metavar or f"{parameter.name.upper()}{'...' if parameter.nargs != 1 else ''}"
@@ -116,9 +116,9 @@ def _hide_type_of_help(command: Any) -> None:
     original = command.get_help_option
 
     def option(context: Any) -> Any:
-        found = original(context)
-        if found is not None:
-            found.display_type_rich = lambda ctx: None
-        return found
+        help_option = original(context)
+        if help_option is not None:
+            help_option.display_type_rich = lambda ctx: None
+        return help_option
 
     command.get_help_option = option

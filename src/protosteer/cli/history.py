@@ -31,14 +31,14 @@ def history(
     if keep_versions is not None:
         with writing(log.beside(model), None), replacing(real(model)):
             log.keep_versions(model, keep_versions)
-        now = f"the last {keep_versions} versions are kept" if keep_versions else "no version is kept"
-        say(f"{model}: from now on {now}")
+        state = f"the last {keep_versions} versions are kept" if keep_versions else "no version is kept"
+        say(f"{model}: from now on {state}")
     entries, keep = log.read(model)
-    kept = [path.name for path in log.versions(model)]
+    versions = [path.name for path in log.versions(model)]
     if as_json:
-        print_json({"keep_versions": keep, "versions": kept, "changes": [*map(vars, entries)]})
+        print_json({"keep_versions": keep, "versions": versions, "changes": [*map(vars, entries)]})
     elif entries:
-        show(overview(entries, kept))
+        show(overview(entries, versions))
     else:
         print(f"{model}: no change is logged")
 

@@ -93,25 +93,25 @@ def learn(
     The model is usable after one pass over the images; training follows if it may help. You can stop at any time:
     the same command resumes.
     """
-    named, *folders = _named([*([model] if model else []), *paths])
-    path, single = output_path(named), len(folders) == 1
-    who = make_executor(workers, loading.device)
-    if name is not None and (len(folders) > 1 or who.is_remote):
+    model_path, *folders = _check_paths([*([model] if model else []), *paths])
+    path, single = output_path(model_path), len(folders) == 1
+    executor = make_executor(workers, loading.device)
+    if name is not None and (len(folders) > 1 or executor.is_remote):
         message = "--name is for one folder with --engine local; other tasks are named after theirs"
         raise CommandLineError(message, code="conflicting-options")
-    if folder_options.thumbnails and who.is_remote:
+    if folder_options.thumbnails and executor.is_remote:
         raise CommandLineError("--thumbnails needs --engine local", code="conflicting-options")
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
     check_settings(preset, changes)
-    if loading.device != "auto" and not who.is_remote:
+    if loading.device != "auto" and not executor.is_remote:
         prepare(loading)
     for folder in folders:
         check_nested(folder, path, folder_options.yes, folder_options.dry_run)
     choice, skip_known = BackboneChoice(loading, as_json), folder_options.skip_known
     may_skip = preset is None and not set_
     learners = LearnerFactory(choice, adapted, preset, changes, folder_options.holdout, may_skip)
-    if who.is_remote and not folder_options.dry_run:
-        results = learn_folders_in_parallel(who, path, folders, skip_known, learners)
+    if executor.is_remote and not folder_options.dry_run:
+        results = learn_folders_in_parallel(executor, path, folders, skip_known, learners)
     else:
         if len(folders) > 1:
             folders = [plan.folder for plan in plan_folders(read_model(path), folders, skip_known)]
@@ -121,15 +121,15 @@ def learn(
         print_json(results[0] if single and results else results)
 
 
-def _named(given: list[Path]) -> list[Path]:
+def _check_paths(paths: list[Path]) -> list[Path]:
     """Check that a model file and folders are given, in this order."""
-    if len(given) < 2:
+    if len(paths) < 2:
         message = "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
         raise CommandLineError(message, code="missing-argument")
-    if misplaced := [folder for folder in given[1:] if folder.suffix == ".protosteer" and not folder.is_dir()]:
+    if misplaced := [folder for folder in paths[1:] if folder.suffix == ".protosteer" and not folder.is_dir()]:
         message = f"{misplaced[0]} is a model file; the model file comes first, then the folders of images"
         raise CommandLineError(message, code="model-not-first", path=misplaced[0])
-    return given
+    return paths
 
 
 def check_settings(preset: str | None, changes: dict[str, Any]) -> None:
@@ -148,63 +148,63 @@ def _learn_folder(
     from protosteer.workflows.learn_folder import TaskSlot
     from protosteer.workflows.task_writer import TaskWriter
 
-    path, silent = output_path(path), learners.choice.as_json  # a copy as the file is after the last folder
+    path, silent = output_path(path), learners.choice.as_json  # on other ranks: a copy that has the last folder's task
     files = read_labelled(folder)  # complains before anything is loaded
     writer = TaskWriter(path, name, say)
-    old = read_model(path)
-    found = scan(folder, files, old, name)
-    found = found.without_known() if options.skip_known and found.known else found
+    model = read_model(path)
+    folder_scan = scan(folder, files, model, name)
+    folder_scan = folder_scan.without_known() if options.skip_known and folder_scan.known else folder_scan
     if not silent:
-        show_scan(found, path, old)
-    warn_of_files(found, old)
-    if not len(found.files):
+        show_scan(folder_scan, path, model)
+    warn_of_files(folder_scan, model)
+    if not len(folder_scan.files):
         say(f"nothing new in {folder}; {path} stays as it is")
-        return as_json(found, None)
+        return as_json(folder_scan, None)
     if options.dry_run:
-        _say_estimate(learners, old, found, name)
-        return as_json(found, None)
+        _say_estimate(learners, model, folder_scan, name)
+        return as_json(folder_scan, None)
     check_place(path, ANOTHER)
-    learner = learners.make(old, lambda: found.files)
-    slot = TaskSlot.prepare(learner, found, name, options.holdout)
+    learner = learners.make(model, lambda: folder_scan.files)
+    slot = TaskSlot.prepare(learner, folder_scan, name, options.holdout)
     writer.unfinished = slot.unfinished.name if slot.unfinished else None
     _say_unfinished(learner, slot)
     result = _learn(learner, slot, writer, learners.may_skip)
-    _show_result(result, found, learner, path, silent)
+    _show_result(result, folder_scan, learner, path, silent)
     if options.thumbnails:
         _keep_thumbnails(path, slot)
-    return as_json(found, result)
+    return as_json(folder_scan, result)
 
 
-def _say_estimate(learners: LearnerFactory, old: Model | None, found: FolderScan, name: str | None) -> None:
-    """Say how long learning would take, from the time that a few images take; of a new model with a small backbone."""
+def _say_estimate(learners: LearnerFactory, model: Model | None, folder_scan: FolderScan, name: str | None) -> None:
+    """Print how long learning would take, by the time of a few images; a new model is timed with a small backbone."""
     from protosteer.runtime.progress_bar import duration
     from protosteer.workflows.learn_folder import TaskSlot
 
-    named = old is not None or learners.choice.is_named
-    learner = (learners if named else learners.with_backbone(QUICK_BACKBONE)).make(old, lambda: found.files)
-    slot = TaskSlot.prepare(learner, found, name, learners.holdout)
-    each = slot.seconds_per_image()
-    words = f"Time: about {duration(each * len(found.files))} until usable"
-    if training := slot.training_seconds(each):
+    is_named = model is not None or learners.choice.is_named
+    learner = (learners if is_named else learners.with_backbone(QUICK_BACKBONE)).make(model, lambda: folder_scan.files)
+    slot = TaskSlot.prepare(learner, folder_scan, name, learners.holdout)
+    image_seconds = slot.seconds_per_image()
+    words = f"Time: about {duration(image_seconds * len(folder_scan.files))} until usable"
+    if training := slot.training_seconds(image_seconds):
         maybe = ", if it is needed" if learners.may_skip else ""
         words += f", then about {duration(training)} of training{maybe}"
-    say(words if named else f"{words} (backbone {QUICK_BACKBONE})")
+    say(words if is_named else f"{words} (backbone {QUICK_BACKBONE})")
 
 
 def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
-    """Say whether an unfinished task is resumed, and which conditions of the model matter to it."""
+    """Print whether an unfinished task is resumed, and what about the other tasks matters to it."""
     from protosteer.rules import RULES
 
-    others = [task for task in learner.memory.tasks if task is not slot.unfinished]
+    tasks = [task for task in learner.memory.tasks if task is not slot.unfinished]
     if slot.unfinished:
         say(f"task {slot.name} is unfinished; resuming it")
-    for task in (task for task in others if task.metadata.unfinished):
+    for task in (task for task in tasks if task.metadata.unfinished):
         say(
             f"task {task.name} is unfinished: tasks learned before its prompt is trained do not profit from it; "
             "to resume it, repeat the command that began it"
         )
     rule = RULES[learner.settings.rule]
-    if not all(rule.stored(task.classes) for task in others):
+    if not all(rule.stored(task.classes) for task in tasks):
         say(
             "warning: older tasks were learned by another rule, so the model predicts by CPP inference; learn all "
             "of them again in a new model, or keep to their rule"
@@ -219,25 +219,25 @@ def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter, may_skip: bool)
     path, existed = writer.path, writer.path.exists()
     checkpoint = CheckpointFile(slot.checkpoint_path(real(path)))
 
-    def put(known: Learner, result: LearnResult) -> LearnResult:
+    def put(extended: Learner, result: LearnResult) -> LearnResult:
         with writing(path, ANOTHER):
-            return writer.put(known, result)
+            return writer.put(extended, result)
 
-    def on_usable(usable: Learner, preview: LearnResult) -> None:
-        put(usable, preview)
+    def on_usable(preview_learner: Learner, preview: LearnResult) -> None:
+        put(preview_learner, preview)
         checked = f", self-check {preview.accuracy}" if preview.accuracy else ""
-        needed = ", if it is needed" if may_skip else ""
+        condition = ", if it is needed" if may_skip else ""
         time_left = duration(slot.training_seconds(slot.seconds_per_image()))
-        say(f"Usable now: {path}{checked}; training takes about {time_left}{needed}")
+        say(f"Usable now: {path}{checked}; training takes about {time_left}{condition}")
 
     try:
         with progress() as on_stage, writing(checkpoint.path, ANOTHER):
-            after, result = slot.learn(on_stage, checkpoint, on_usable, may_skip)
-            learner.memory = after.memory
+            extended, result = slot.learn(on_stage, checkpoint, on_usable, may_skip)
+            learner.memory = extended.memory
             result = put(learner, result)
     except KeyboardInterrupt:
-        usable = "can be used" if writer.unfinished else "is as it was" if existed else "was not written yet"
-        say(f"stopped; {path} {usable}{resumes(checkpoint) if writer.unfinished else ''}")
+        state = "can be used" if writer.unfinished else "is as it was" if existed else "was not written yet"
+        say(f"stopped; {path} {state}{resumes(checkpoint) if writer.unfinished else ''}")
         raise
     finally:
         checkpoint.release()
@@ -246,22 +246,22 @@ def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter, may_skip: bool)
 
 
 def resumes(checkpoint: CheckpointFile) -> str:
-    """Return what the same command does next."""
-    how = "resumes training" if checkpoint.path.exists() else "starts training again"
-    return f"; the same command {how}"
+    """Return a clause about what the same command will do: resume training, or start it again."""
+    action = "resumes training" if checkpoint.path.exists() else "starts training again"
+    return f"; the same command {action}"
 
 
-def _show_result(result: LearnResult, found: FolderScan, learner: Learner, path: Path, as_json: bool) -> None:
+def _show_result(result: LearnResult, folder_scan: FolderScan, learner: Learner, path: Path, as_json: bool) -> None:
     from protosteer.report.learn import result_lines, why_no_prompt
 
     if not as_json:
         for line in result_lines(result, len(learner.classes)):
             print(printable(line))
     if result.record.prompt is None and learner.settings.prompts and result.training is None:
-        say(why_no_prompt(result.record, found))
+        say(why_no_prompt(result.record, folder_scan))
     if result.accuracy is None:
-        few = "one class alone cannot be mistaken" if len(learner.classes) < 2 else "there are too few images"
-        say(f"no self-check: {few}")
+        reason = "one class alone cannot be mistaken" if len(learner.classes) < 2 else "there are too few images"
+        say(f"no self-check: {reason}")
     size = f"{model_size(learner.memory)}, {path.stat().st_size:,} bytes"
     say(f"Written: {path}: {size}; task {result.record.name} is new")
 

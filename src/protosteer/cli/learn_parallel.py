@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 ANOTHER = "another MODEL"  # what to choose where nothing can be written
 
 
-def plan_folders(old: Model | None, folders: Sequence[Path], skip_known: bool) -> list[TaskPlan]:
-    """Plan the folders that are no tasks yet; what would reject one of them later rejects all now."""
+def plan_folders(model: Model | None, folders: Sequence[Path], skip_known: bool) -> list[TaskPlan]:
+    """Plan a task for each folder that is none yet; a folder that cannot be learned rejects all now."""
     from protosteer.model.memory import Memory
     from protosteer.workflows.parallel_learn import plan_tasks
 
-    plans, already_done = plan_tasks(old.memory if old else Memory(), folders, skip_known)
+    plans, already_done = plan_tasks(model.memory if model else Memory(), folders, skip_known)
     for folder in already_done:
         say(f"nothing new in {folder}; skipped")
     return plans
@@ -45,13 +45,13 @@ def learn_folders_in_parallel(
     from protosteer.workflows.parallel_learn import learn_in_parallel, refuse_dependent
     from protosteer.workflows.task_writer import put_tasks
 
-    held_count(0, learners.holdout)  # complains before anything is started
-    old = read_model(path)
-    plans = plan_folders(old, folders, skip_known)
+    held_count(0, learners.holdout)  # rejects a bad holdout before anything is started
+    model = read_model(path)
+    plans = plan_folders(model, folders, skip_known)
     if not plans:
         say(f"{path}: nothing is left to learn")
         return []
-    learner = learners.make(old, lambda: readable(plans[0].files())[0])
+    learner = learners.make(model, lambda: readable(plans[0].files())[0])
     refuse_dependent(learner, plans)
     check_writable(path, ANOTHER)  # an earlier command's files there are still needed
     results: dict[Path, dict[str, Any]] = {}
@@ -61,8 +61,8 @@ def learn_folders_in_parallel(
             results[plan.folder] = as_json(*outcome) if outcome else {"task": {"name": plan.name}}
             accuracy = outcome[1].accuracy if outcome else None
             among = f", self-check {accuracy} among its own classes and older ones" if accuracy else ""
-            how = f"learned as task {plan.name}{among}" if outcome else "was learned before an earlier stop"
-            say(f"{plan.folder}: {how}")
+            result = f"learned as task {plan.name}{among}" if outcome else "was learned before an earlier stop"
+            say(f"{plan.folder}: {result}")
             on_stage(Stage("", "folders", len(results), len(plans)))
 
         try:

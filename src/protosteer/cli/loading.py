@@ -47,15 +47,15 @@ def open_learners(paths: Sequence[Path], loading: Loading) -> list[Learner]:
     from protosteer.model import file as model_file
 
     prepare(loading)  # a wrong device is reported before any file is read
-    loaded: dict[str, Learner] = {}
+    learners_by_backbone: dict[str, Learner] = {}
     learners = []
     for model in [model_file.read(path) for path in paths]:
         about = model.backbone
-        same = repr((about["fingerprint"], about["preprocessing"]))
-        if same in loaded:
-            learners.append(Learner.of_model(model, loaded[same].backbone))
+        backbone_key = repr((about["fingerprint"], about["preprocessing"]))
+        if backbone_key in learners_by_backbone:
+            learners.append(Learner.of_model(model, learners_by_backbone[backbone_key].backbone))
         else:
-            learners.append(loaded.setdefault(same, learner_of(model, loading)))
+            learners.append(learners_by_backbone.setdefault(backbone_key, learner_of(model, loading)))
     return learners
 
 
@@ -75,22 +75,22 @@ def say_notes(learner: Learner) -> None:
 
 
 def backbone_of(model: Model, loading: Loading) -> Backbone:
-    """Load the backbone of a model: the named one, or the one it knows by name, fingerprint and place."""
-    known, given = model.backbone["name"], loading.weights or loading.backbone
+    """Load the backbone of a model: the one that options name, or else the one in its header."""
+    model_name, user_choice = model.backbone["name"], loading.weights or loading.backbone
     device = prepare(loading)
     try:
         return model.load_backbone(loading.backbone, loading.weights, device, loading.precision)
     except WeightsError as error:
-        if loading.weights or loading.backbone not in (None, known):
-            message = f"{model.path} uses backbone '{known}' and cannot be opened with '{given}' ({error})"
-            raise ModelFileError(message, code="other-backbone", path=model.path, name=known) from error
-        where = "" if error.code == "replaced-weights" else "; say where its weights are with --weights FILE"
-        message = f"{model.path} needs backbone '{known}', which cannot be loaded ({error}){where}"
-        raise ModelFileError(message, code="backbone-not-found", path=model.path, name=known) from error
+        if loading.weights or loading.backbone not in (None, model_name):
+            message = f"{model.path} uses backbone '{model_name}' and cannot be opened with '{user_choice}' ({error})"
+            raise ModelFileError(message, code="other-backbone", path=model.path, name=model_name) from error
+        advice = "" if error.code == "replaced-weights" else "; say where its weights are with --weights FILE"
+        message = f"{model.path} needs backbone '{model_name}', which cannot be loaded ({error}){advice}"
+        raise ModelFileError(message, code="backbone-not-found", path=model.path, name=model_name) from error
 
 
 def prepare(loading: Loading) -> str:
-    """Set the number of threads and return the device, checked."""
+    """Set the number of threads; check the device and return it."""
     import torch
 
     from protosteer.runtime.device import choose_device
@@ -134,12 +134,12 @@ def check_writable(path: Path, option: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
-def check_classes(names: Sequence[str], known: Sequence[str]) -> None:
+def check_classes(names: Sequence[str], known_names: Sequence[str]) -> None:
     """Reject a class that a model does not have, and suggest the one that was meant."""
     for name in names:
-        if name not in known:
-            message = f"no class named '{name}'; {suggestion(name, known)}"
-            raise LearnerError(message, code="unknown-class", name=name, known=list(known))
+        if name not in known_names:
+            message = f"no class named '{name}'; {suggestion(name, known_names)}"
+            raise LearnerError(message, code="unknown-class", name=name, known=list(known_names))
 
 
 def refuse_existing(out: Path, option: str = "--out") -> None:
@@ -158,7 +158,7 @@ def write_new(path: Path, model: Model, command: str, option: str | None = None)
 
 
 class BackboneChoice:
-    """What a user said about the backbone: where an old model's is, or which one a new model gets."""
+    """Options about the backbone: where an existing model finds its own, or which one a new model gets."""
 
     def __init__(self, loading: Loading, as_json: bool = False):
         from protosteer.backbones import AUTO
@@ -168,7 +168,7 @@ class BackboneChoice:
             raise CommandLineError(message, code="conflicting-options")
         self.loading = replace(loading, backbone=None) if loading.backbone == AUTO else loading
         self.as_json = as_json
-        self.choice: Choice | None = None  # once it is made
+        self.choice: Choice | None = None  # None until it is made
 
     @property
     def is_named(self) -> bool:
@@ -182,14 +182,14 @@ class BackboneChoice:
         device, precision = prepare(self.loading), self.loading.precision
         name, weights = self.loading.backbone, self.loading.weights
         if name is None and weights is not None:
-            name = weights.stem  # what it is called may tell what is not in the file
+            name = weights.stem  # the file name may hold what the header lacks
         if name is not None:
             return Backbone.load(name, weights=weights, device=device, precision=precision)
         self.choice = choose_backbone(files(), self.loading, self.as_json)
         return self.choice.load(device, precision)
 
     def add_to(self, figures: list[dict[str, Any]]) -> None:
-        """Add the choice to the results of the first folder, which it was chosen by."""
+        """Add the choice to the results of the first folder, whose images it was made with."""
         from protosteer.report.backbone_selection import as_json
 
         if self.choice:
@@ -212,22 +212,22 @@ class LearnerFactory:
     loaded: Backbone | None = None
 
     def with_backbone(self, name: str) -> LearnerFactory:
-        """Return the same with a backbone of that name for a new model."""
+        """Return a factory whose new models get the backbone of that name."""
         return replace(self, choice=BackboneChoice(replace(self.choice.loading, backbone=name)), loaded=None)
 
-    def make(self, old: Model | None, files: Callable[[], Files]) -> Learner:
+    def make(self, model: Model | None, files: Callable[[], Files]) -> Learner:
         """Return a learner. A new backbone is chosen to suit the files that are learned first."""
         from protosteer.learner import Learner
         from protosteer.workflows import shared_prompt
 
         prompt = shared_prompt.read(self.adapted) if self.adapted else None
-        if old:
-            learner = Learner.of_model(old, self.loaded or backbone_of(old, self.choice.loading))
+        if model:
+            learner = Learner.of_model(model, self.loaded or backbone_of(model, self.choice.loading))
         elif prompt:
             backbone = backbone_of(prompt.model, self.choice.loading)
             learner = Learner(backbone, shared_prompt=prompt.prompt_for(backbone))
         else:
-            learner = Learner(self.choice.load(lambda: self._learned(files())))
+            learner = Learner(self.choice.load(lambda: self._select_training(files())))
         settings = learner.settings.with_preset(self.preset) if self.preset else learner.settings
         learner.settings = settings.replace(**self.changes)
         if prompt:
@@ -235,8 +235,8 @@ class LearnerFactory:
         self.loaded = learner.backbone
         return learner
 
-    def _learned(self, files: Files) -> Files:
-        """Files that a new model will learn: held-out ones must not choose its backbone."""
+    def _select_training(self, files: Files) -> Files:
+        """Return the files that a new model will learn: held-out ones must not choose its backbone."""
         from protosteer.settings import DEFAULT_PRESET, Settings
         from protosteer.workflows.learn_folder import split
 
@@ -245,7 +245,7 @@ class LearnerFactory:
 
 
 def choose_backbone(files: Files, loading: Loading, as_json: bool = False) -> Choice:
-    """Try the available backbones on labelled files, and show how they did."""
+    """Choose a backbone by trying those available on labelled files; print the accuracy of each."""
     from protosteer.report.backbone_selection import choice_table
     from protosteer.workflows import backbone_selection
 
@@ -257,25 +257,25 @@ def choose_backbone(files: Files, loading: Loading, as_json: bool = False) -> Ch
         choice = backbone_selection.choose_backbone(
             data, device, True, say=tell, on_stage=on_stage, precision=loading.precision
         )
-    for name, why in choice.left_out.items():
-        tell(printable(f"backbone {name} was not tried: {why}"))
+    for name, reason in choice.left_out.items():
+        tell(printable(f"backbone {name} was not tried: {reason}"))
     if choice.trials and not as_json:
         show([choice_table(choice)])
-    tell(_decision(choice))
+    tell(_describe_choice(choice))
     return choice
 
 
-def _decision(choice: Choice) -> str:
+def _describe_choice(choice: Choice) -> str:
     info = choice.info
     if choice.trials:
         images = counted(choice.trials[0].images, "image")
         return f"backbone {info.alias}: {choice.why}, by leave-one-out on {images}"
     if not info.shipped:
         return f"backbone {info.alias}: {choice.why}"
-    return f"backbone {info.alias}, {choice.why}; {_better()}"
+    return f"backbone {info.alias}, {choice.why}; {_recommend_download()}"
 
 
-def _better() -> str:
+def _recommend_download() -> str:
     """Recommend the first download, and say where to put its file if there is no network."""
     from protosteer.backbones.auto_candidates import worth_fetching
     from protosteer.backbones.hub import place_for

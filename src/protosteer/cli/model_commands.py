@@ -55,8 +55,8 @@ def forget(
     if certificate is not None:
         refuse_existing(certificate, "--certificate")
     with writing(model, None), transaction(model, "forget", keep=None) as change:
-        held = change.read()
-        memory, before = held.memory, _size(held)
+        contents = change.read()
+        memory, old_size = contents.memory, _size(contents)
         check_classes(names or [], memory.classes)
         outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
         if backup:
@@ -64,36 +64,35 @@ def forget(
             with writing(backup, "--backup"):
                 write_atomically(backup, read_regular(model), like=model)
         sha256 = file_hash(model, "sha256") if certificate else ""
-        change.forgotten = [name for one in outcome for name in one.classes], task
-        change.put(held)
+        change.forgotten = [name for part in outcome for name in part.classes], task
+        change.put(contents)
     if certificate is not None:
         proof = make_certificate(model, change.before, sha256, memory.tasks, outcome, __version__)
         with writing(certificate, "--certificate"):
             write_atomically(certificate, f"{json.dumps(proof, indent=1)}\n".encode())
         say(f"Written: {certificate}; to check it: protosteer verify {certificate} {model}")
-    left = remove_leftovers(real(model).parent, real(model).name, older_than=0.0)  # unfinished training, too
-    after = _size(held)
+    leftovers = remove_leftovers(real(model).parent, real(model).name, older_than=0.0)  # unfinished training, too
+    new_size = _size(contents)
     if as_json:
-        removed = [dataclasses.asdict(one) for one in outcome]
-        kept = str(backup) if backup else None
-        print_json({"forgotten": removed, "before": before, "after": after, "backup": kept})
+        parts = [dataclasses.asdict(part) for part in outcome]
+        backup_path = str(backup) if backup else None
+        print_json({"forgotten": parts, "before": old_size, "after": new_size, "backup": backup_path})
     else:
         _show_forgotten(outcome)
-        print(f"before: {_counted(before)}\nafter: {_counted(after)}")
+        print(f"before: {_describe_size(old_size)}\nafter: {_describe_size(new_size)}")
     if change.cleaned:
         say(f"removed from {counted(change.cleaned, 'kept version')}, too")
-    if left:
-        say(f"warning: {left[0]} may hold forgotten classes: it is in use, or cannot be removed")
-    kept = f"; old model: {backup}" if backup else "" if left else "; no copy of the old model was kept"
-    say(f"Written: {model}{kept}")
+    if leftovers:
+        say(f"warning: {leftovers[0]} may hold forgotten classes: it is in use, or cannot be removed")
+    note = f"; old model: {backup}" if backup else "" if leftovers else "; no copy of the old model was kept"
+    say(f"Written: {model}{note}")
 
 
 def _show_forgotten(outcome: Sequence[Forgotten]) -> None:
-
-    for one in outcome:
-        tasks = f"{'task' if len(one.tasks) == 1 else 'tasks'} {', '.join(one.tasks)}"
-        print(printable(f"forgotten: {', '.join(one.classes)} ({tasks}), {one.bytes:,} bytes of state"))
-        print(printable(f"  {one.guarantee}"))
+    for part in outcome:
+        tasks = f"{'task' if len(part.tasks) == 1 else 'tasks'} {', '.join(part.tasks)}"
+        print(printable(f"forgotten: {', '.join(part.classes)} ({tasks}), {part.bytes:,} bytes of state"))
+        print(printable(f"  {part.guarantee}"))
 
 
 def _size(model: Model) -> dict[str, int]:
@@ -101,8 +100,7 @@ def _size(model: Model) -> dict[str, int]:
     return {"classes": len(memory.classes), "tasks": len(memory), "bytes": sum(t.bytes for t in memory.tasks)}
 
 
-def _counted(size: dict[str, int]) -> str:
-
+def _describe_size(size: dict[str, int]) -> str:
     return f"{counted(size['classes'], 'class')}, {counted(size['tasks'], 'task')}, {size['bytes']:,} bytes of state"
 
 
@@ -129,22 +127,22 @@ def merge(
     classes = {name for part in parts[1:] for name in part.memory.classes}
     tasks = {name for part in parts[1:] for name in part.memory.task_names}
     renames = parse_pairs(rename or [], "--rename", classes)
-    merged = model_file.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
-    write_new(out, merged, "merge", "--out")
-    if merged.memory.shared_prompt is None and any(part.memory.shared_prompt is not None for part in parts):
+    model = model_file.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
+    write_new(out, model, "merge", "--out")
+    if model.memory.shared_prompt is None and any(part.memory.shared_prompt is not None for part in parts):
         say("the models have no shared prompt in common: the merged model has none")
-    size = _size(merged)
+    size = _size(model)
     if as_json:
-        print_json({**size, "path": str(out), "names": merged.memory.classes})
+        print_json({**size, "path": str(out), "names": model.memory.classes})
     else:
-        print(f"{out}: {_counted(size)}")
+        print(f"{out}: {_describe_size(size)}")
 
 
 @command(PANEL)
 def inspect(
     model: ModelFile,
     plot: Annotated[Path | None, Option(help="PNG file for a plot of class similarities.")] = None,
-    every: Annotated[bool, Option("--all", help="List every class, however many there are.")] = False,
+    all_classes: Annotated[bool, Option("--all", help="List every class, however many there are.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a model file holds: tasks, classes, sizes, backbone, settings. Needs no backbone."""
@@ -154,22 +152,22 @@ def inspect(
 
     check_plot(plot)
     try:
-        read = model_file.read(model)
+        contents = model_file.read(model)
     except ModelFileError:
         if plot or not tell_adapted(model, as_json):
             raise
         return
-    about = describe(read, reader_of(read.memory, read.settings))
+    about = describe(contents, reader_of(contents.memory, contents.settings))
     if as_json:
         print_json(about)
     else:
         from protosteer.report.model_summary import overview
 
-        show(overview(about, all_classes=every))
+        show(overview(about, all_classes=all_classes))
     if plot:
         from protosteer.report.plots import class_similarity
 
-        write_output(plot, class_similarity(*similarity(read.memory)), "--plot")
+        write_output(plot, class_similarity(*similarity(contents.memory)), "--plot")
 
 
 @command(PANEL)

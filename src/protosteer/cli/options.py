@@ -30,17 +30,18 @@ Precision = Annotated[PrecisionName, PRECISION]
 
 
 def path_of(text: str) -> Path:
-    """Return a path. An empty word is no folder, but probably a shell variable that is not set."""
+    """Return the path of a word; reject an empty one, which is probably a shell variable that is not set."""
     if not text:
         raise CommandLineError("the path is empty; name a file or folder", code="empty-path")
     return Path(text)
 
 
-def _bounded(threads: int | None) -> int | None:
-    most = 16 * (os.cpu_count() or 1)
-    if threads is not None and threads > most:
-        message = f"{threads} threads are more than 16 per processor; give at most {most}"
-        raise CommandLineError(message, code="too-many-threads", most=most)
+def _check_threads(threads: int | None) -> int | None:
+    """Return the number of threads; reject one that is far beyond the machine's processors."""
+    limit = 16 * (os.cpu_count() or 1)
+    if threads is not None and threads > limit:
+        message = f"{threads} threads are more than 16 per processor; give at most {limit}"
+        raise CommandLineError(message, code="too-many-threads", most=limit)
     return threads
 
 
@@ -53,7 +54,7 @@ def check_reject(fraction: float | None) -> float | None:
 
 
 Threads = Annotated[
-    int | None, Option("--threads", min=1, callback=_bounded, help="Number of CPU threads (default: all cores).")
+    int | None, Option("--threads", min=1, callback=_check_threads, help="Number of CPU threads (default: all cores).")
 ]
 NewBackbone = Annotated[
     str | None,
@@ -105,7 +106,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class NewLoading(Loading):
-    """The same of commands that begin a model, too."""
+    """Options of commands that may also create a model."""
 
     backbone: NewBackbone = None
     weights: Weights = None
@@ -154,7 +155,7 @@ _NAMED = re.compile(rf"(?<![\w./'\"-])({'|'.join(map(re.escape, FLAGS))})(?=(\w?
 
 def in_flags(message: str) -> str:
     """Return a message of the library with flags in place of the parameters it names."""
-    return _NAMED.sub(lambda found: FLAGS[found[1]] + (" " if found[2] else ""), message)
+    return _NAMED.sub(lambda match: FLAGS[match[1]] + (" " if match[2] else ""), message)
 
 
 def command_line() -> list[str]:
@@ -175,16 +176,16 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def parse_pairs(words: list[str], option: str, known: Collection[str]) -> dict[str, str]:
-    """Parse old=new pairs. Of several signs in a word, the first after a known name counts."""
+def parse_pairs(words: list[str], option: str, known_names: Collection[str]) -> dict[str, str]:
+    """Parse OLD=NEW pairs. In a word with several equals signs, the first after a known name separates."""
     pairs: dict[str, str] = {}
     for word in words:
         places = [i for i, character in enumerate(word) if character == "=" and 0 < i < len(word) - 1]
         if not places:
             raise CommandLineError(f"{word!r} is not old=new", option=option, code="not-a-pair", word=word)
-        place = next((i for i in places if word[:i] in known), places[0])
-        old, new = word[:place], word[place + 1 :]
-        if old in pairs:
-            raise CommandLineError(f"{old!r} is given two names", option=option, code="named-twice", name=old)
-        pairs[old] = new
+        place = next((i for i in places if word[:i] in known_names), places[0])
+        old_name, new_name = word[:place], word[place + 1 :]
+        if old_name in pairs:
+            raise CommandLineError(f"{old_name!r} is given two names", option=option, code="named-twice", name=old_name)
+        pairs[old_name] = new_name
     return pairs

@@ -103,12 +103,12 @@ def predict(
         _print_predictions(Predictions(learner, top, reject, explain), files, as_json, as_csv)
         return
     _check_out(out, workers.engine)
-    who = make_executor(workers, loading.device)
+    executor = make_executor(workers, loading.device)
     learner = open_learner(model, loading)
     _say_rejection(learner, reject)
     make_remote = functools.partial(predictions_from_spec, LearnerSpec.of(learner, loading.device), top, reject)
     about = (model_digest(learner), top, reject)
-    _write_rows(Predictions(learner, top, reject), make_remote, about, files, out, shard, who)
+    _write_rows(Predictions(learner, top, reject), make_remote, about, files, out, shard, executor)
 
 
 def named_videos(words: Sequence[str]) -> list[Path]:
@@ -130,10 +130,10 @@ def _print_segments(learner: Learner, videos: Sequence[Path], per_second: float,
     for path in videos:
         with progress() as on_stage:
             segments = predict_video(learner, path, per_second, on_stage)
-        for one in segments:
-            row = {"path": str(path), **vars(one)}
-            share = f"{100 * one.probability:.0f} %  ({counted(one.frames, 'frame')})"
-            words = f"{path}: {clock_time(one.start)} to {clock_time(one.end)}  {one.label} {share}"
+        for segment in segments:
+            row = {"path": str(path), **vars(segment)}
+            share = f"{100 * segment.probability:.0f} %  ({counted(segment.frames, 'frame')})"
+            words = f"{path}: {clock_time(segment.start)} to {clock_time(segment.end)}  {segment.label} {share}"
             print(json.dumps(row) if as_json else csv_line(row, columns) if as_csv else printable(words), flush=True)
 
 
@@ -166,18 +166,18 @@ def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_
         print(",".join(columns))
     elif not as_json:
         say_notes(learner)
-    bad = 0
+    failures = 0
     with sigterm_as_ctrl_c():
         for row in maker.rows([str(path) for path in files]):
             if "error" in row:
                 say(f"warning: {row['error']}")
-                bad += 1
+                failures += 1
             else:
                 print(write(row), flush=True)
-    if bad:
-        rest = "the others were predicted" if bad < len(files) else "nothing was predicted"
-        message = f"{bad} of {counted(len(files), 'file')} could not be read; {rest}"
-        raise DataError(message, code="unreadable-files", count=bad)
+    if failures:
+        outcome = "the others were predicted" if failures < len(files) else "nothing was predicted"
+        message = f"{failures} of {counted(len(files), 'file')} could not be read; {outcome}"
+        raise DataError(message, code="unreadable-files", count=failures)
 
 
 @command(PANEL)
@@ -204,12 +204,12 @@ def embed(
 
     files = find_files(paths)
     _check_out(out, workers.engine)
-    who = make_executor(workers, device)
+    executor = make_executor(workers, device)
     learner = _embedder(model, Loading(None, weights, device, precision, threads))
     backbone = learner.backbone.reading(layers)
     make_remote = functools.partial(embeddings_from_spec, LearnerSpec.of(learner, device), layers)
     about = (backbone.fingerprint, backbone.preprocessing, backbone.precision)
-    _write_rows(Embeddings(backbone), make_remote, about, files, out, shard, who)
+    _write_rows(Embeddings(backbone), make_remote, about, files, out, shard, executor)
 
 
 def _embedder(model: str, loading: Loading) -> Learner:
@@ -262,33 +262,33 @@ def _write_rows(
     names = [str(path) for path in files]
     with progress() as on_stage:
 
-        def on_progress(done: int, of: int) -> None:
-            on_stage(Stage("", maker.kind, done, of))
+        def on_progress(number: int, of: int) -> None:
+            on_stage(Stage("", maker.kind, number, of))
 
         if is_table(out):
-            bad = 0
+            failures = 0
 
             def rows() -> Iterator[Any]:
-                nonlocal bad
-                for done, row in enumerate(maker.rows(names), 1):
-                    bad += "error" in row
+                nonlocal failures
+                for number, row in enumerate(maker.rows(names), 1):
+                    failures += "error" in row
                     yield row
-                    on_progress(done, len(names))
+                    on_progress(number, len(names))
 
             with writing(Path(out), "--out"):
                 write_table(Path(out), maker, rows())
-            what = ""
+            shard_counts = ""
         else:
             try:
                 counts = write_shards(engine, maker, make_remote, about, names, out, shard, on_progress)
             except KeyboardInterrupt:
                 say(f"stopped; {out} keeps the shards that are done, and the same command resumes")
                 raise
-            bad, what = counts.unreadable, f", {counted(counts.written, 'shard')} made"
-            what += f", {counts.complete} there already" if counts.complete else ""
-    if bad:
-        say(f"warning: {counted(bad, 'file')} could not be read; the column error says why")
-    say(f"Written: {out}: {counted(len(names), 'row')}{what}")
+            failures, shard_counts = counts.unreadable, f", {counted(counts.written, 'shard')} made"
+            shard_counts += f", {counts.complete} there already" if counts.complete else ""
+    if failures:
+        say(f"warning: {counted(failures, 'file')} could not be read; the column error says why")
+    say(f"Written: {out}: {counted(len(names), 'row')}{shard_counts}")
 
 
 def find_files(words: list[str]) -> list[Path]:
@@ -297,12 +297,12 @@ def find_files(words: list[str]) -> list[Path]:
     from protosteer.data.image_files import VIDEO_SUFFIXES, image_exists, skipped_files
     from protosteer.data.sources import image_paths
 
-    found: list[Path] = []
-    skipped: dict[str, list[Path]] = {}
+    files: list[Path] = []
+    skipped_paths: dict[str, list[Path]] = {}
     for word in words:
         path_of(word)
         if word == "-":
-            found += [Path(line) for line in _listed()]
+            files += [Path(line) for line in _read_lines()]
             continue
         matches = [word] if Path(word).exists() or image_exists(Path(word)) else sorted(glob.glob(word, recursive=True))
         if not matches:
@@ -310,22 +310,22 @@ def find_files(words: list[str]) -> list[Path]:
             raise DataError(f"{word} {kind}; check the path", code="no-such-file", path=word)
         for match in map(Path, matches):
             if match.suffix.lower() in VIDEO_SUFFIXES and match.is_file():
-                skipped.setdefault("video", []).append(match)
+                skipped_paths.setdefault("video", []).append(match)
                 continue
-            found += image_paths(match)
+            files += image_paths(match)
             if match.is_dir() and not is_set(match):
                 for kind, paths in skipped_files(match).items():
-                    skipped.setdefault(kind, []).extend(paths)
-    for kind, paths in skipped.items():
+                    skipped_paths.setdefault(kind, []).extend(paths)
+    for kind, paths in skipped_paths.items():
         names = listed([str(path) for path in paths], MAX_NAMED_FILES)
         say(f"skipped {counted(len(paths), 'file')} ({kind}): {names}")
-    if not found:
+    if not files:
         message = "no image file was named; give files, folders, patterns or a list on standard input"
         raise DataError(message, code="no-images")
-    return found
+    return files
 
 
-def _listed() -> Iterator[str]:
+def _read_lines() -> Iterator[str]:
     """Yield lines of standard input; a file's name need not be text."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")

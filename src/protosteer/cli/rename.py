@@ -55,24 +55,24 @@ def join(
     _tell(model, names, name, classes, as_json)
 
 
-def _change(path: Path, command: str, names: Sequence[str], new: str, work: Callable[[Memory], None]) -> list[str]:
-    """Change the names of classes, keep the model as it was for `undo`, and return all classes of now."""
+def _change(path: Path, command: str, names: Sequence[str], new_name: str, work: Callable[[Memory], None]) -> list[str]:
+    """Change class names in a model file, keep its earlier version for `undo`, and return the new list of classes."""
     from protosteer.model.transaction import transaction
 
     with writing(path, None), transaction(path, command, keep=1) as change:
-        held = change.read()
-        check_classes(names, held.memory.classes)
-        for _, near in similar_names([new], [name for name in held.memory.classes if name not in names]):
-            say(f"warning: class '{new}': did you mean '{near}'? The two are different classes now")
-        work(held.memory)
-        change.renamed = {name: new for name in names if name != new}
-        change.put(held)
-    return held.memory.classes
+        model = change.read()
+        check_classes(names, model.memory.classes)
+        for _, near in similar_names([new_name], [name for name in model.memory.classes if name not in names]):
+            say(f"warning: class '{new_name}': did you mean '{near}'? The two are different classes now")
+        work(model.memory)
+        change.renamed = {name: new_name for name in names if name != new_name}
+        change.put(model)
+    return model.memory.classes
 
 
-def _tell(path: Path, old: Sequence[str], new: str, classes: list[str], as_json: bool) -> None:
+def _tell(path: Path, old_names: Sequence[str], new_name: str, classes: list[str], as_json: bool) -> None:
     if as_json:
-        print_json({"path": str(path), "renamed": list(old), "name": new, "classes": len(classes)})
+        print_json({"path": str(path), "renamed": list(old_names), "name": new_name, "classes": len(classes)})
     else:
-        print(printable(f"{' + '.join(old)} -> {new}"))
+        print(printable(f"{' + '.join(old_names)} -> {new_name}"))
     say(f"Written: {path}: {counted(len(classes), 'class')}; to undo: protosteer undo {path}")

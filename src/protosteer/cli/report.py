@@ -50,24 +50,24 @@ def report(
     if test is not None:
         from protosteer.report.evaluate import as_html
 
-        found = evaluate_model(Path(runs[0]), test, loading)
-        write_output(out, as_html(found, f"{Path(runs[0]).name} on {test}").encode(), "--out")
+        evaluation = evaluate_model(Path(runs[0]), test, loading)
+        write_output(out, as_html(evaluation, f"{Path(runs[0]).name} on {test}").encode(), "--out")
         return
     from protosteer.evaluation.comparison import gather
     from protosteer.evaluation.stored_runs import open_run_stream
     from protosteer.report.run_page import as_html as runs_page
     from protosteer.report.run_page import pictures_of, read_report
 
-    made = read_report(gather(runs))
-    pictures = pictures_of(made.rows, lambda row: open_run_stream(row.folder, row.configuration, data_dir))
-    maps = {k: v for row in made.rows for k, v in _maps(row, data_dir, loading).items()} if tsne else {}
-    made = replace(made, pictures=pictures, maps=maps)
-    streams = dict.fromkeys(row.configuration["stream"]["name"] for row in made.rows)
-    what = made.rows[0].label if len(made.rows) == 1 else f"{len(made.rows)} configurations"
-    write_output(out, runs_page(made, f"{what} on {', '.join(streams)}").encode(), "--out")
+    summary = read_report(gather(runs))
+    pictures = pictures_of(summary.rows, lambda row: open_run_stream(row.folder, row.configuration, data_dir))
+    maps = {k: v for row in summary.rows for k, v in _embed_maps(row, data_dir, loading).items()} if tsne else {}
+    summary = replace(summary, pictures=pictures, maps=maps)
+    streams = dict.fromkeys(row.configuration["stream"]["name"] for row in summary.rows)
+    subject = summary.rows[0].label if len(summary.rows) == 1 else f"{len(summary.rows)} configurations"
+    write_output(out, runs_page(summary, f"{subject} on {', '.join(streams)}").encode(), "--out")
 
 
-def _maps(row: ReportRow, data_dir: Path | None, loading: Loading) -> Mapping[str, Any]:
+def _embed_maps(row: ReportRow, data_dir: Path | None, loading: Loading) -> Mapping[str, Any]:
     """Embed the test images of a row's first run, before and after prompts; nothing if that is not possible."""
     from protosteer.evaluation.experiment import Experiment
     from protosteer.evaluation.reevaluation import run_values
@@ -86,6 +86,6 @@ def _maps(row: ReportRow, data_dir: Path | None, loading: Loading) -> Mapping[st
     if learner is None or stream is None:
         say(f"no t-SNE of {row.label}: it has no stored model, or its images are not on this disk")
         return {}
-    before, after, labels = test_embeddings(learner, stream)
-    pairs = (("no prompt", before), ("under the prompt of the best match", after))
+    plain_embeddings, prompted_embeddings, labels = test_embeddings(learner, stream)
+    pairs = (("no prompt", plain_embeddings), ("under the prompt of the best match", prompted_embeddings))
     return {f"{row.label}, {words}": (tsne_map(points.numpy()).tolist(), labels) for words, points in pairs}

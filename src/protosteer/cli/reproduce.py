@@ -60,34 +60,34 @@ def reproduce(
     """
     from protosteer.reproduction import driver
     from protosteer.reproduction.definition import catalogue, read_definition, read_scale
-    from protosteer.reproduction.definition import names as known
+    from protosteer.reproduction.definition import names as experiment_names
     from protosteer.reproduction.grid import Place, expand, unique_runs
     from protosteer.reproduction.tables import experiments_table, result_tables
 
     folder = catalogue()
     if name is None:
-        show([experiments_table([read_definition(folder, one) for one in known(folder)])])
+        show([experiments_table([read_definition(folder, definition) for definition in experiment_names(folder)])])
         return
     chosen_scale = read_scale(folder, scale)
     place = Place(out / scale, folder, data_dir, device, threads)
     definitions = driver.read_definitions(place, name, chosen_scale)
-    wanted = rows.split(",") if rows else ()
+    row_keys = rows.split(",") if rows else ()
     if dry_run:
-        parts = [part for one in definitions for part, _ in driver.split_work(one, wanted)]
+        parts = [part for definition in definitions for part, _ in driver.split_work(definition, row_keys)]
         runs = unique_runs([cell for part in parts for cell in expand(part, chosen_scale, place)])
         _show_costs(runs, f"Scale {scale}: {chosen_scale.title}", as_json)
         return
-    how = run_options(workers, device, resume=True, overwrite=False)
-    del how["on_message"]  # `_tell` takes its place
+    run_arguments = run_options(workers, device, resume=True, overwrite=False)
+    del run_arguments["on_message"]  # `_tell` takes its place
     try:
         with sigterm_as_ctrl_c():
-            results = driver.reproduce(definitions, chosen_scale, place, _tell, how, wanted)
+            results = driver.reproduce(definitions, chosen_scale, place, _tell, run_arguments, row_keys)
     except KeyboardInterrupt:
         say(f"stopped; {place.out} keeps what was done. To resume: {shlex.join(command_line())}")
         raise
     if as_json:
-        texts = {one.definition.name: (place.out / f"{one.definition.name}.json").read_text() for one in results}
-        print_json({key: json.loads(text) for key, text in texts.items()})
+        keys = [result.definition.name for result in results]
+        print_json({key: json.loads((place.out / f"{key}.json").read_text()) for key in keys})
     else:
         show([table for result in results for table in result_tables(result)])
     _report_missing(results)
@@ -95,14 +95,14 @@ def reproduce(
 
 def _report_missing(results: Sequence[Result]) -> None:
     """Name the runs that failed; the exit code is 1 if there is no number at all."""
-    for cell, why in {cell: why for result in results for cell, why in result.missing.items()}.items():
-        say(f"not run: {cell}: {in_flags(why)}")
+    for cell, reason in {cell: reason for result in results for cell, reason in result.missing.items()}.items():
+        say(f"not run: {cell}: {in_flags(reason)}")
     if not any(number.mean is not None for result in results for number in result.numbers.values()):
         raise Exit(1)
 
 
 def _tell(line: str) -> None:
-    """Pass a message on; every run is resumed, so that a new one is not news."""
+    """Print a message, unless it says that a run begins: here every run may be resumed."""
     if not line.endswith("starting a new one"):
         say(in_flags(line))
 

@@ -29,22 +29,22 @@ def check_nested(folder: Path, path: Path, yes: bool, dry_run: bool) -> None:
     nested = [] if yes else nested_folders(folder)
     if not nested:
         return
-    inside = next(entry.name for entry in sorted(nested[0].iterdir()) if entry.is_dir())
+    inner = next(entry.name for entry in sorted(nested[0].iterdir()) if entry.is_dir())
     names = listed([entry.name for entry in nested], MAX_NAMED_FILES)
-    problem = f"{folder} has folders in its folders, such as {nested[0].name}/{inside}: its classes would be {names}"
+    problem = f"{folder} has folders in its folders, such as {nested[0].name}/{inner}: its classes would be {names}"
     command = shlex.join(["protosteer", "learn", str(path), *map(str, nested)])
     if dry_run:
-        say(f"warning: {problem}; if {inside} is a class, the command is: {command}")
+        say(f"warning: {problem}; if {inner} is a class, the command is: {command}")
     elif sys.stdin.isatty() and sys.stderr.isatty():
-        say(f"{problem}.\nIf {inside} is a class, the command is: {command}")
+        say(f"{problem}.\nIf {inner} is a class, the command is: {command}")
         if not typer.confirm(f"Learn {names} as classes?", err=True):
             raise typer.Abort
     else:
-        message = f"{problem}; if {inside} is a class: {command}; if not, add --yes"
+        message = f"{problem}; if {inner} is a class: {command}; if not, add --yes"
         raise DataError(message, code="nested-folders", path=folder)
 
 
-def scan(folder: Path, files: Files, old: Model | None = None, name: str | None = None) -> FolderScan:
+def scan(folder: Path, files: Files, model: Model | None = None, name: str | None = None) -> FolderScan:
     """Scan a folder with a progress bar; for a model that exists, decode its images for learning already."""
     from rich.markup import escape
     from rich.progress import Progress
@@ -56,31 +56,31 @@ def scan(folder: Path, files: Files, old: Model | None = None, name: str | None 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         row = bars.add_task(escape(f"reading {folder}"), total=None)
 
-        def on_file(done: int, of: int) -> None:
-            bars.update(row, completed=done, total=of)
+        def on_file(count: int, total: int) -> None:
+            bars.update(row, completed=count, total=total)
 
-        preprocessing = Preprocessing.from_dict(old.backbone["preprocessing"]) if old else None
-        return scan_folder(folder, old.memory if old else None, on_file, files, name, preprocessing)
+        preprocessing = Preprocessing.from_dict(model.backbone["preprocessing"]) if model else None
+        return scan_folder(folder, model.memory if model else None, on_file, files, name, preprocessing)
 
 
-def show_scan(found: FolderScan, path: Path, old: Model | None) -> None:
+def show_scan(folder_scan: FolderScan, path: Path, model: Model | None) -> None:
     """Print what will be learned, and into which model."""
     from protosteer.report.learn import found_table
 
-    say(f"{path}: {model_size(old.memory)}, to be extended" if old else f"{path}: a new model")
-    counts, console = found.counts, make_console()
-    new = " that are new" if found.already_learned else ""
-    line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}{new}"
+    say(f"{path}: {model_size(model.memory)}, to be extended" if model else f"{path}: a new model")
+    counts, console = folder_scan.counts, make_console()
+    suffix = " that are new" if folder_scan.already_learned else ""
+    line = f"{folder_scan.folder}: {counted(len(counts), 'class')}, {counted(len(folder_scan.files), 'image')}{suffix}"
     console.print(line, markup=False, highlight=False, soft_wrap=True)
     if counts:
-        console.print(found_table(found))
+        console.print(found_table(folder_scan))
 
 
-def warn_of_files(found: FolderScan, old: Model | None = None) -> None:
+def warn_of_files(folder_scan: FolderScan, model: Model | None = None) -> None:
     """Name files that are skipped and why, copies, and classes that are probably misspelt."""
     from protosteer.report.learn import scan_lines
 
-    for line in scan_lines(found, old.memory.classes if old else ()):
+    for line in scan_lines(folder_scan, model.memory.classes if model else ()):
         say(line)
 
 

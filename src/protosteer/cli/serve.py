@@ -51,35 +51,35 @@ def serve(
 
     if token is not None and not allow_teach:
         raise CommandLineError("--token needs --allow-teach", code="conflicting-options")
-    places = [_place(word) for word in models]
+    places = [_parse_place(word) for word in models]
     check_names(places)  # before anything is loaded
     learners = open_learners([path for _, path in places], loading)
     token = token or (os.environ.get("PROTOSTEER_TOKEN") if allow_teach else None)
-    made = secrets.token_urlsafe(18) if allow_teach and token is None else None
-    (name, first), *others = places
+    new_token = secrets.token_urlsafe(18) if allow_teach and token is None else None
+    (name, model_path), *other_places = places
     application = create_app(
         learners[0],
-        first,
+        model_path,
         name=name,
-        others={other: (learner, path) for (other, path), learner in zip(others, learners[1:], strict=True)},
+        others={key: (learner, path) for (key, path), learner in zip(other_places, learners[1:], strict=True)},
         allow_teach=allow_teach,
-        token=token or made,
+        token=token or new_token,
         reject=reject,
         thumbnails=thumbnails,
         host_names=[host, *(host_name or [])],
     )
 
-    def ready(address: str) -> None:
+    def show_address(address: str) -> None:
         _tell(places, learners, address)
-        if made:
-            say(f"token for teaching: {made}")
+        if new_token:
+            say(f"token for teaching: {new_token}")
 
-    run(application, host, port, access_log=access_log, on_ready=ready)
+    run(application, host, port, access_log=access_log, on_ready=show_address)
     say("stopped")
 
 
-def _place(word: str) -> tuple[str, Path]:
-    """Return a model's name and file. A file may have = in its name, too."""
+def _parse_place(word: str) -> tuple[str, Path]:
+    """Split NAME=MODEL into a name and a file. A file may have = in its name, too."""
     name, equals, path = word.partition("=")
     if equals and not os.path.lexists(word):
         return name, path_of(path)

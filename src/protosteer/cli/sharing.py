@@ -32,12 +32,12 @@ def push(
     from protosteer.model import file as model_file
     from protosteer.rules import reader_of
 
-    read = model_file.read(model)
-    reader = reader_of(read.memory, read.settings)
+    contents = model_file.read(model)
+    reader = reader_of(contents.memory, contents.settings)
     if dry_run:
-        print(sharing.model_card(read, reader, repo, licence), end="")
+        print(sharing.model_card(contents, reader, repo, licence), end="")
         return
-    url = sharing.push(read, reader, repo, private=private or None, licence=licence)
+    url = sharing.push(contents, reader, repo, private=private or None, licence=licence)
     print(json.dumps({"url": url}) if as_json else url)
 
 
@@ -55,10 +55,10 @@ def pull(
 
     out = model or Path(f"{repo.rpartition('/')[2]}.protosteer")
     refuse_existing(out)
-    pulled = sharing.pull(repo, revision)
-    write_new(out, pulled, "pull")
+    contents = sharing.pull(repo, revision)
+    write_new(out, contents, "pull")
     if as_json:
-        print_json({"path": str(out), "classes": pulled.memory.classes})
+        print_json({"path": str(out), "classes": contents.memory.classes})
     else:
-        print(f"{out}: {counted(len(pulled.memory.classes), 'class')}, backbone {pulled.backbone['name']}")
+        print(f"{out}: {counted(len(contents.memory.classes), 'class')}, backbone {contents.backbone['name']}")
         say(f"next: protosteer predict {out} IMAGE")

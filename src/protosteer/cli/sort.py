@@ -80,7 +80,7 @@ def _sort(sorter: Sorter, files: list[Path]) -> None:
     from protosteer.runtime.progress import Stage
 
     with progress() as on_stage:
-        sorter.sort(files, lambda done: on_stage(Stage("", "sorting", done, len(files))))
+        sorter.sort(files, lambda number: on_stage(Stage("", "sorting", number, len(files))))
 
 
 def _watch(sorter: Sorter, source: Path) -> None:
@@ -89,10 +89,10 @@ def _watch(sorter: Sorter, source: Path) -> None:
     say(f"watching {source}; Ctrl-C stops")
     try:
         for paths in watch(source):
-            before = sorter.counts.folders.total()
+            count = sorter.counts.folders.total()
             sorter.sort(paths)
-            if new := sorter.counts.folders.total() - before:
-                say(f"sorted {counted(new, 'image')}")
+            if increase := sorter.counts.folders.total() - count:
+                say(f"sorted {counted(increase, 'image')}")
     except KeyboardInterrupt:
         say("stopped watching")
 
@@ -115,10 +115,10 @@ def _tell(counts: SortCounts, root: Path, sorted_away: bool, as_json: bool) -> N
         say(f"skipped {counted(counts.sorted_before, 'image')} (sorted before)")
     if counts.other_side_files:
         say(f"skipped {counted(counts.other_side_files, 'XMP file')} (there already)")
-    how = "sorted" if sorted_away else "looked at"
-    done = f"{counted(counts.folders.total(), 'image')} {how}" if counts.folders else "nothing new"
+    verb = "sorted" if sorted_away else "looked at"
+    result = f"{counted(counts.folders.total(), 'image')} {verb}" if counts.folders else "nothing new"
     undo = f"; to undo: protosteer sort {root} --undo" if counts.folders else ""
-    say(f"{root}: {done}{undo}")
+    say(f"{root}: {result}{undo}")
 
 
 def _undo(paths: list[Path], as_json: bool) -> None:

@@ -55,15 +55,15 @@ def suggest(
 
     if out is not None:
         _check_out(out, as_json)
-    labelled = read_folder(check) if check is not None else None  # complains before anything is loaded
+    labelled_files = read_folder(check) if check is not None else None  # complains before anything is loaded
     files = find_files(paths) if paths else []
     learner = open_learner(model, loading)
-    found = _found(learner, labelled, files, count, reject)
-    for error in found.errors.values():
+    suggestions = _find(learner, labelled_files, files, count, reject)
+    for error in suggestions.errors.values():
         say(f"warning: {error}")
-    _tell(found, out, as_json)
-    if found.chosen and not as_json:
-        say(_next(model, check))
+    _tell(suggestions, out, as_json)
+    if suggestions.chosen and not as_json:
+        say(_describe_next_step(model, check))
 
 
 def _check_out(out: Path, as_json: bool) -> None:
@@ -77,34 +77,34 @@ def _check_out(out: Path, as_json: bool) -> None:
     refuse_existing(out)
 
 
-def _found(learner: Learner, labelled: Files | None, files: list[Path], count: int, reject: float) -> Suggestions:
+def _find(learner: Learner, labelled_files: Files | None, files: list[Path], count: int, reject: float) -> Suggestions:
     from protosteer.workflows.active_learning import suggest as choose
     from protosteer.workflows.label_issues import mislabelled
     from protosteer.workflows.ood import calibrated
 
     with progress() as on_stage:
-        if labelled is not None:
-            return mislabelled(learner, labelled, count, on_stage)
+        if labelled_files is not None:
+            return mislabelled(learner, labelled_files, count, on_stage)
         if reject and not calibrated(learner):
             say("note: no class has two images, so no image can be flagged as out-of-distribution")
         return choose(learner, files, count, reject, on_stage)
 
 
-def _tell(found: Suggestions, out: Path | None, as_json: bool) -> None:
+def _tell(suggestions: Suggestions, out: Path | None, as_json: bool) -> None:
     from protosteer.report.active_learning import overview
     from protosteer.workflows.prediction_table import write_table
 
     if as_json:
-        print_json({"images": found.images, "found": found.found, "rows": list(found.rows())})
+        print_json({"images": suggestions.images, "found": suggestions.found, "rows": list(suggestions.rows())})
     elif out is None:
-        show(overview(found))
+        show(overview(suggestions))
     else:
         with writing(out, "--out"):
-            write_table(out, found, found.rows())
-        say(f"Written: {out}: {counted(len(found.chosen) + len(found.errors), 'row')}")
+            write_table(out, suggestions, suggestions.rows())
+        say(f"Written: {out}: {counted(len(suggestions.chosen) + len(suggestions.errors), 'row')}")
 
 
-def _next(model: Path, check: Path | None) -> str:
+def _describe_next_step(model: Path, check: Path | None) -> str:
     if check is not None:
         return (
             "Next: review these images (many are correct but hard), move the wrong ones, then forget the affected "

@@ -19,7 +19,7 @@ from protosteer.errors import DistributedError, ProtosteerError
 COMMANDS = ("run", "learn", "adapt")
 FAILED = 2
 
-_private: tempfile.TemporaryDirectory[str] | None = None
+_rank_folder: tempfile.TemporaryDirectory[str] | None = None
 
 
 def run_on_every_rank(words: list[str], command: Callable[[Callable[[], bool]], int]) -> int:
@@ -44,7 +44,7 @@ def run_on_every_rank(words: list[str], command: Callable[[Callable[[], bool]], 
         return FAILED
     output = sys.stdout, sys.stderr
     if not group.is_rank0:
-        # Ctrl-C and SIGTERM are handled by rank 0; the others end when it has gone.
+        # Ctrl-C and SIGTERM are handled by rank 0; the other ranks end when rank 0 has ended.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -65,13 +65,13 @@ def run_on_every_rank(words: list[str], command: Callable[[Callable[[], bool]], 
         _exit(FAILED)
     if code:
         _exit(code)
-    with suppress(DistributedError):  # all work is done, whatever becomes of the others now
+    with suppress(DistributedError):  # this rank's work is done, even if other ranks fail now
         group.leave()
     return 0
 
 
 def output_path(path: Path, is_state: Callable[[Path], bool] = Path.is_file) -> Path:
-    """Return where this rank writes: `path` on rank 0, a private copy of it on every other rank.
+    """Return the path that this rank writes: `path` on rank 0, a private copy of it on every other rank.
 
     So every rank reads back what it has written, no rank reads a file that another one is changing, and the
     nodes need no common file system. The copy is made again by every call.
@@ -80,18 +80,18 @@ def output_path(path: Path, is_state: Callable[[Path], bool] = Path.is_file) -> 
         path: A file or folder that the command reads and writes.
         is_state: Whether the path holds what an earlier command has written, which is copied.
     """
-    global _private
+    global _rank_folder
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return path
     from protosteer.util.distributed import process_group
 
     group = process_group()
-    files: dict[str, bytes] = group.broadcast_object(lambda: _contents(path) if is_state(path) else {})
+    files: dict[str, bytes] = group.broadcast_object(lambda: _read_contents(path) if is_state(path) else {})
     if group.is_rank0:
         return path
-    _private = _private or tempfile.TemporaryDirectory(prefix="protosteer-")
+    _rank_folder = _rank_folder or tempfile.TemporaryDirectory(prefix="protosteer-")
     place = path.resolve()  # run folders of several methods have equal names, such as order-1
-    target = Path(_private.name, f"{zlib.crc32(os.fsencode(place.parent)):08x}", place.name)
+    target = Path(_rank_folder.name, f"{zlib.crc32(os.fsencode(place.parent)):08x}", place.name)
     target.parent.mkdir(exist_ok=True)
     if target.is_file():
         target.unlink()
@@ -102,7 +102,7 @@ def output_path(path: Path, is_state: Callable[[Path], bool] = Path.is_file) -> 
     return target
 
 
-def _contents(path: Path) -> dict[str, bytes]:
+def _read_contents(path: Path) -> dict[str, bytes]:
     if path.is_file():
         return {"": path.read_bytes()}
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
@@ -114,8 +114,8 @@ def _exit(code: int) -> NoReturn:
     The threads of gloo still wait for the other ranks. A regular exit would sometimes abort there and lose the
     exit code.
     """
-    if _private:
-        _private.cleanup()
+    if _rank_folder:
+        _rank_folder.cleanup()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

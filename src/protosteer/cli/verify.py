@@ -34,21 +34,21 @@ def verify(
     from protosteer.workflows.verify import relearn
 
     contents = certificates.read(certificate)
-    held = model_file.read(model)
-    found: list[tuple[bool | None, str]] = [*certificates.check(contents, model, held.memory)]
+    learned_model = model_file.read(model)
+    checks: list[tuple[bool | None, str]] = [*certificates.check(contents, model, learned_model.memory)]
     if not contents["exact"]:
-        influence = "; ".join(one["guarantee"] for one in contents["forgotten"] if not one["exact"])
-        found.append((None, f"not exact: {influence}"))
+        influence = "; ".join(part["guarantee"] for part in contents["forgotten"] if not part["exact"])
+        checks.append((None, f"not exact: {influence}"))
     if folders:
         with progress() as on_stage:
-            found += relearn(learner_of(held, loading), folders, on_stage)
+            checks += relearn(learner_of(learned_model, loading), folders, on_stage)
     words = {True: "checked", False: "FAILED", None: "not checked"}
     if as_json:
-        print_json({"checks": [{"passed": passed, "check": line} for passed, line in found]})
+        print_json({"checks": [{"passed": passed, "check": line} for passed, line in checks]})
     else:
-        print("\n".join(printable(f"{words[passed]}: {line}") for passed, line in found))
-    failed = [line for passed, line in found if passed is False]
-    if failed:
+        print("\n".join(printable(f"{words[passed]}: {line}") for passed, line in checks))
+    failures = [line for passed, line in checks if passed is False]
+    if failures:
         raise ProtosteerError(
-            f"{model} does not agree with {certificate}: {failed[0]}", code="not-verified", path=model
+            f"{model} does not agree with {certificate}: {failures[0]}", code="not-verified", path=model
         )
