@@ -50,7 +50,7 @@ def test_points_are_means_with_deviations() -> None:
     (point,) = points_of({"x": seeds(70, 100)}, memory)
     assert (point.cost, point.accuracy, point.cost_std, point.accuracy_std) == (100, 71, 0, 1)
     (point,) = points_of({"x": seeds(70, 0, count=1)}, training)
-    assert (point.cost, point.accuracy_std) == (training.least, 0), "nothing has a place on a logarithmic axis"
+    assert (point.cost, point.accuracy_std) == (training.floor, 0), "nothing has a place on a logarithmic axis"
     (point,) = points_of({"x": seeds(70, 0, passes=2.5, count=1)}, passes)
     assert point.cost == 2.5
 

@@ -172,12 +172,12 @@ def test_similar_classes_are_adjacent(maps: list[tuple]) -> None:
 def test_of_many_classes_those_with_the_most_similar_neighbours_are_shown(maps: list[tuple]) -> None:
     half = np.triu(np.random.default_rng(3).uniform(0, 0.9, (30, 30)), k=1)
     matrix = half + half.T + np.eye(30)
-    plots.class_similarity([str(i) for i in range(30)], matrix, most=7)
+    plots.class_similarity([str(i) for i in range(30)], matrix, limit=7)
     ((names, cells, title),) = maps
     nearest = [max(matrix[i][j] for j in range(30) if j != i) for i in range(30)]
     assert {int(name) for name in names} == set(sorted(range(30), key=lambda i: -nearest[i])[:7])
     assert cells.shape == (7, 7) and "7 of 30 classes" in title
-    plots.class_similarity([str(i) for i in range(30)], matrix, most=30)
+    plots.class_similarity([str(i) for i in range(30)], matrix, limit=30)
     assert "of 30" not in maps[-1][2]
     with expect_error("nothing-learned", DataError):
         plots.class_similarity([], np.zeros((0, 0)))

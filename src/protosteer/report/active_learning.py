@@ -19,16 +19,16 @@ _REASONS = {
 
 def overview(result: Suggestions) -> list[RenderableType]:
     """Show the number of suggestions for each reason, and a table."""
-    heads = [f"{counted(result.images, 'image')}: ", ", ".join(_head(result, why) for why in result.found)]
-    return [Text("".join(heads)), *([_table(result)] if result.chosen else [])]
+    counts = ", ".join(_count_reason(result, reason) for reason in result.found)
+    return [Text(f"{counted(result.images, 'image')}: {counts}"), *([_table(result)] if result.chosen else [])]
 
 
-def _head(result: Suggestions, why: str) -> str:
+def _count_reason(result: Suggestions, reason: str) -> str:
     """Return the number of suggestions for a reason, and how many are shown if that is fewer."""
-    shown = sum(suggestion.why == why for suggestion in result.chosen)
-    suffix = "" if shown == result.found[why] else f" ({shown:,} shown)"
-    number = result.found[why]
-    head = counted(number, "near-duplicate") if why == "duplicate" else f"{number:,} {_REASONS[why]}"
+    count = sum(suggestion.why == reason for suggestion in result.chosen)
+    suffix = "" if count == result.found[reason] else f" ({count:,} shown)"
+    number = result.found[reason]
+    head = counted(number, "near-duplicate") if reason == "duplicate" else f"{number:,} {_REASONS[reason]}"
     return f"{head}{suffix}"
 
 
@@ -36,11 +36,11 @@ def _table(result: Suggestions) -> Table:
     table = plain_table(None, "File", "Why", *numbers(["Probability"]), "Nearest class")
     for suggestion in result.chosen:
         probability = f"{100 * suggestion.probability:.1f} %"
-        table.add_row(str(suggestion.path), _why(suggestion), probability, suggestion.guess)
+        table.add_row(str(suggestion.path), _describe_reason(suggestion), probability, suggestion.guess)
     return table
 
 
-def _why(suggestion: Suggestion) -> str:
+def _describe_reason(suggestion: Suggestion) -> str:
     return {
         "label": "would teach most",
         "unknown": "unlike everything known",

@@ -77,58 +77,59 @@ KINDS = (
 
 def comparison_tables(rows: Rows) -> list[Table]:
     """Make tables that fit a terminal: quality, cost, and each kind of diagnosis."""
-    flat = list(_flat(rows).items())
+    flat = list(_add_diagnoses(rows).items())
     repeats = {_repeats(runs) for _, runs in flat}
-    over = min(repeats) if len(repeats) == 1 else "n runs"
-    spread = ", 1 seed" if repeats == {"1 seed"} else f", mean ± std over {over}"
+    runs_text = min(repeats) if len(repeats) == 1 else "n runs"
+    spread = ", 1 seed" if repeats == {"1 seed"} else f", mean ± std over {runs_text}"
     title = f"Accuracy (%) and forgetting (points){spread}"
     return [
         spread_table(title, QUALITY, flat, count_runs=len(repeats) > 1),
-        *_optional("Blurry task boundaries", BLURRY, BLURRY[:1], flat),
-        *_optional("Forgetting and transfer (points), task-incremental accuracy", TRANSFER, TRANSFER[1:], flat),
-        spread_table("Decisions after the last task", _narrow(METRICS, DECIDING), flat),
-        spread_table("Cost", _narrow(METRICS, (*COSTS, *PAPER_BYTES)), flat),
-        *(table for title, names in KINDS for table in _causes(title, names, flat)),
+        *_tabulate_optional("Blurry task boundaries", BLURRY, BLURRY[:1], flat),
+        *_tabulate_optional(
+            "Forgetting and transfer (points), task-incremental accuracy", TRANSFER, TRANSFER[1:], flat
+        ),
+        spread_table("Decisions after the last task", _wrap_headings(METRICS, DECIDING), flat),
+        spread_table("Cost", _wrap_headings(METRICS, (*COSTS, *PAPER_BYTES)), flat),
+        *(table for title, names in KINDS for table in _tabulate_causes(title, names, flat)),
     ]
 
 
 def _repeats(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Describe how many runs a row averages over, such as "6 runs (3 class orders, 2 seeds)"."""
+    """Describe the number of runs of a row, such as "6 runs (3 class orders, 2 seeds)"."""
     orders, seeds = (len({run.get(name) for run in runs}) for name in ("class_order", "seed"))
     if orders == 1:
         return counted(len(runs), "seed")
     return f"{len(runs)} runs ({orders} class orders, {counted(seeds, 'seed')})"
 
 
-def _optional(title: str, names: Sequence[str], decisive: Sequence[str], rows: Sequence[Row]) -> list[Table]:
-    """Show metrics if a row has one of the decisive ones."""
-    known = present(_chosen(decisive), rows)
-    return [spread_table(title, _narrow(METRICS, names), rows)] if known else []
+def _tabulate_optional(title: str, names: Sequence[str], decisive: Sequence[str], rows: Sequence[Row]) -> list[Table]:
+    """Return a table of metrics, in a list that is empty if no row has one of the decisive metrics."""
+    has_one = bool(present(_select_metrics(decisive), rows))
+    return [spread_table(title, _wrap_headings(METRICS, names), rows)] if has_one else []
 
 
-def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
-    """Show one kind of diagnosis for the rows that have it."""
-    metrics = _narrow(CAUSES, [f"diagnosis_{name}" for name in names])
+def _tabulate_causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
+    """Return a table of one kind of diagnosis, in a list that is empty if no row has it."""
+    metrics = _wrap_headings(CAUSES, [f"diagnosis_{name}" for name in names])
     key = f"diagnosis_{names[1]}"  # the first is common to all kinds, and a spread may be unknown
-    matching = [row for row in rows if key in present(metrics, [row])]
-    return [spread_table(title, metrics, matching)] if matching else []
+    diagnosed_rows = [row for row in rows if key in present(metrics, [row])]
+    return [spread_table(title, metrics, diagnosed_rows)] if diagnosed_rows else []
 
 
-def _chosen(names: Iterable[str]) -> dict[str, Metric]:
+def _select_metrics(names: Iterable[str]) -> dict[str, Metric]:
     return {name: METRICS[name] for name in names}
 
 
-def _narrow(metrics: Mapping[str, Metric], names: Sequence[str]) -> dict[str, Metric]:
+def _wrap_headings(metrics: Mapping[str, Metric], names: Sequence[str]) -> dict[str, Metric]:
     return {name: replace(metrics[name], heading=fill(metrics[name].title, 12)) for name in names}
 
 
 def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
     """Make two GitHub tables of the same metrics, and one of the tests."""
-    flat = _flat(rows)
-    transfer, blurry, paper = (
-        present(_chosen(names), flat.items()) for names in (TRANSFER[1:], BLURRY[:2], PAPER_BYTES)
-    )
-    metrics = _chosen((*QUALITY, *transfer, *blurry, *DECIDING, *COSTS, *paper))
+    flat = _add_diagnoses(rows)
+    groups = (TRANSFER[1:], BLURRY[:2], PAPER_BYTES)
+    transfer, blurry, paper = (present(_select_metrics(names), flat.items()) for names in groups)
+    metrics = _select_metrics((*QUALITY, *transfer, *blurry, *DECIDING, *COSTS, *paper))
     parts = [
         _cells(flat, metrics),
         _cells(flat, present(CAUSES, flat.items())),
@@ -139,7 +140,7 @@ def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
 
 def comparison_latex(rows: Rows, tests: Tests | None = None) -> str:
     """Make LaTeX tables (package booktabs) that fit a page, each after a comment with its title; the last has the tests."""
-    flat = _flat(rows)
+    flat = _add_diagnoses(rows)
     over = "; ".join(f"{without_control(name)}: {_repeats(runs)}" for name, runs in flat.items())
     parts = [f"% Mean and standard deviation over {over}\n"]
     for title, names in LATEX.items():
@@ -154,15 +155,15 @@ def comparison_latex(rows: Rows, tests: Tests | None = None) -> str:
 
 def tabular(lines: Sequence[Sequence[str]]) -> str:
     """Make a LaTeX table (package booktabs) of a heading and further lines of plain text."""
-    heading, *rest = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
+    heading, *body_lines = [" & ".join(map(_escape_latex, line)) + r" \\" for line in lines]
     columns = "l" + "r" * (len(lines[0]) - 1)
-    body = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", heading, r"\midrule", *rest, r"\bottomrule"]
+    body = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", heading, r"\midrule", *body_lines, r"\bottomrule"]
     return "\n".join([*body, r"\end{tabular}", ""])
 
 
-def _latex(text: str) -> str:
+def _escape_latex(text: str) -> str:
     if "\n" in text:  # a heading of several lines
-        return r"\shortstack[r]{" + r"\\".join(map(_latex, text.splitlines())) + "}"
+        return r"\shortstack[r]{" + r"\\".join(map(_escape_latex, text.splitlines())) + "}"
     escaped = without_control(text).translate(_LATEX)
     return escaped.replace(" ± ", r" $\pm$ ").replace("−", "$-$").replace(NOTHING, "--")
 
@@ -178,7 +179,7 @@ def comparison_tests(tests: Tests) -> Table:
     table = plain_table(test_title(tests), labels(), *numbers(TEST_COLUMNS[1:]))
     for name, *cells in test_cells(tests)[1:]:
         table.add_row(label_cell(name), *cells)
-    if any(found.get("pairs") == 0 for found in tests.values()):
+    if any(test.get("pairs") == 0 for test in tests.values()):
         table.caption = "Pairs 0: no run has the class order, seed and test images of one of the first row"
     return table
 
@@ -192,49 +193,49 @@ def test_title(tests: Tests) -> str:
 def test_cells(tests: Tests) -> list[list[str]]:
     """Return the headings and, for each row, its interval, its difference from the first row, and p-values."""
     lines = [list(TEST_COLUMNS)]
-    for name, found in tests.items():
-        spans = [_span(found, "accuracy"), _span(found, "difference")]
-        p_values = (found.get(key) for key in ("mcnemar_p", "mcnemar_holm_p", "t_p", "wilcoxon_p"))
-        pairs = str(found["pairs"]) if "pairs" in found else NOTHING
+    for name, test in tests.items():
+        spans = [_span(test, "accuracy"), _span(test, "difference")]
+        p_values = (test.get(key) for key in ("mcnemar_p", "mcnemar_holm_p", "t_p", "wilcoxon_p"))
+        pairs = str(test["pairs"]) if "pairs" in test else NOTHING
         lines.append([name, *spans, pairs, *(NOTHING if p is None else f"{p:.3g}" for p in p_values)])
     return lines
 
 
-def _span(found: Mapping[str, Any], name: str) -> str:
-    if name not in found:
+def _span(test: Mapping[str, Any], name: str) -> str:
+    if name not in test:
         return NOTHING
-    return f"{found[name]:.2f} [{found[f'{name}_low']:.2f}, {found[f'{name}_high']:.2f}]"
+    return f"{test[name]:.2f} [{test[f'{name}_low']:.2f}, {test[f'{name}_high']:.2f}]"
 
 
 def comparison_csv(rows: Rows, tests: Tests | None = None) -> str:
     """Make a CSV table of mean and deviation of every metric, and of the tests; cells without a value are empty."""
-    tests, spreads = tests or {}, {name: spread_over_seeds(seeds) for name, seeds in _flat(rows).items()}
+    tests, spreads = tests or {}, {name: spread_over_seeds(seeds) for name, seeds in _add_diagnoses(rows).items()}
     names = {name for mean, _ in spreads.values() for name in mean}
-    known = [name for name in METRICS if name in names]
+    metric_names = [name for name in METRICS if name in names]
     causes = [name for name in CAUSES if name in names]
-    columns = [*known, *sorted(names.difference(known, causes)), *causes]
+    columns = [*metric_names, *sorted(names.difference(metric_names, causes)), *causes]
 
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     repeats = ["n", "class_orders", "seeds"]
-    tested = list(dict.fromkeys(name for found in tests.values() for name in found))
+    test_names = list(dict.fromkeys(name for test in tests.values() for name in test))
     means = (f"{name}_{kind}" for name in columns for kind in ("mean", "std"))
-    writer.writerow(["run", *repeats, *means, *(f"test_{name}" for name in tested)])
+    writer.writerow(["run", *repeats, *means, *(f"test_{name}" for name in test_names)])
     for label, spread in spreads.items():
         cells = (format(kind[name], ".12g") if name in kind else "" for name in columns for kind in spread)
         runs = rows[label]
         distinct = [len({run.get(name) for run in runs}) for name in ("class_order", "seed")]
-        values = [tests.get(label, {}).get(name) for name in tested]
+        values = [tests.get(label, {}).get(name) for name in test_names]
         outcomes = ("" if value is None else format(value, ".12g") for value in values)
         writer.writerow([without_control(label), len(runs), *distinct, *cells, *outcomes])
     return file.getvalue()
 
 
-def _flat(rows: Rows) -> Rows:
-    return {label: [_with_diagnosis(seed) for seed in seeds] for label, seeds in rows.items()}
+def _add_diagnoses(rows: Rows) -> Rows:
+    return {label: [_add_diagnosis(seed) for seed in seeds] for label, seeds in rows.items()}
 
 
-def _with_diagnosis(seed: Mapping[str, Any]) -> dict[str, Any]:
+def _add_diagnosis(seed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of a seed with its diagnosis among them."""
     diagnosis = (seed.get("diagnosis") or {}).get("mean", {})
     return {**seed, **{f"diagnosis_{name}": value for name, value in diagnosis.items()}}
@@ -252,11 +253,11 @@ def _cells(rows: Rows, metrics: Mapping[str, Metric]) -> list[list[str]]:
 
 def github_table(lines: Sequence[Sequence[str]]) -> str:
     """Make a GitHub table of a heading and further lines; the first column has labels."""
-    heading, *rest = ([_escaped(line[0]), *line[1:]] for line in lines)
-    whole = [heading, ["---", *["---:"] * (len(heading) - 1)], *rest]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in whole)
+    heading, *body = ([_escape_label(line[0]), *line[1:]] for line in lines)
+    table = [heading, ["---", *["---:"] * (len(heading) - 1)], *body]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in table)
 
 
-def _escaped(label: str) -> str:
+def _escape_label(label: str) -> str:
     """Escape a label for a Markdown table."""
     return without_control(label).replace("\\", "\\\\").replace("|", "\\|")

@@ -78,7 +78,7 @@ def as_csv(evaluation: Evaluation) -> str:
 
 
 def summary(evaluation: Evaluation) -> list[str]:
-    """Say how accurate the model is and how far its probabilities can be trusted."""
+    """Return sentences about the accuracy of the model and the calibration of its probabilities."""
     accuracy, classes = evaluation.accuracy, len({image.label for image in evaluation.images})
     lines = [f"Accuracy: {accuracy} right, {counted(accuracy.images, 'image')} of {counted(classes, 'class')}"]
     off = calibration_error(bins(evaluation))
@@ -98,17 +98,17 @@ def overview(evaluation: Evaluation) -> list[RenderableType]:
     mistakes = evaluation.mistakes
     lines = [f"  {i.path}: {i.predicted} {100 * i.probability:.0f} %, not {i.label}" for i in mistakes[:MAX_LISTED]]
     if mistakes:
-        more = f", the {MAX_LISTED} most confident" if len(mistakes) > MAX_LISTED else ""
-        parts.append(Text("\n".join([f"{counted(len(mistakes), 'mistake')}{more}:", *map(printable, lines)])))
+        qualifier = f", the {MAX_LISTED} most confident" if len(mistakes) > MAX_LISTED else ""
+        parts.append(Text("\n".join([f"{counted(len(mistakes), 'mistake')}{qualifier}:", *map(printable, lines)])))
     return parts
 
 
 def warnings(evaluation: Evaluation) -> list[str]:
-    """Say what makes the accuracy look better or worse than it is."""
+    """Return warnings about what makes the accuracy look better or worse than it is."""
     lines = []
-    learned = sum(image.learned for image in evaluation.images)
-    if learned:
-        counts = f"{learned:,} of {counted(len(evaluation.images), 'image')}"
+    learned_count = sum(image.learned for image in evaluation.images)
+    if learned_count:
+        counts = f"{learned_count:,} of {counted(len(evaluation.images), 'image')}"
         lines.append(f"warning: the model was learned from {counts}; take new images for an honest accuracy")
     if evaluation.unknown_classes:
         lines.append(f"warning: not classes of the model, so all wrong: {listed(evaluation.unknown_classes)}")
@@ -117,8 +117,8 @@ def warnings(evaluation: Evaluation) -> list[str]:
 
 def _class_rows(evaluation: Evaluation) -> Iterator[list[str]]:
     """Yield name, number of images, recall, precision and F1 of each class."""
-    for name, one in evaluation.per_class().items():
-        yield [name, f"{one.support:,}", *map(_percent, (one.recall, one.precision, one.f1))]
+    for name, scores in evaluation.per_class().items():
+        yield [name, f"{scores.support:,}", *map(_percent, (scores.recall, scores.precision, scores.f1))]
 
 
 def _percent(value: float | None) -> str:
@@ -130,14 +130,14 @@ def as_html(evaluation: Evaluation, title: str) -> str:
     mistakes, uncertain = evaluation.mistakes, evaluation.least_certain[:MAX_UNCERTAIN]
     headings = ("Class", "Images", "Found (recall)", "Correct when named (precision)", "F1")
     lines = (list(map(html.text, row)) for row in _class_rows(evaluation))
-    first, *others = summary(evaluation)
-    more = f" (the {MAX_MISTAKES:,} most confident)" if len(mistakes) > MAX_MISTAKES else ""
+    headline, *details = summary(evaluation)
+    qualifier = f" (the {MAX_MISTAKES:,} most confident)" if len(mistakes) > MAX_MISTAKES else ""
     confused = ([html.text(a), html.text(b), f"{n:,}"] for a, b, n in evaluation.most_confused(MAX_CONFUSED))
     return html.page(
         title,
-        html.paragraph(first, "big"),
-        *(html.paragraph(line) for line in (*others, *warnings(evaluation))),
-        html.section(f"{len(mistakes):,} mistakes{more}", _tiles(mistakes[:MAX_MISTAKES])),
+        html.paragraph(headline, "big"),
+        *(html.paragraph(line) for line in (*details, *warnings(evaluation))),
+        html.section(f"{len(mistakes):,} mistakes{qualifier}", _tiles(mistakes[:MAX_MISTAKES])),
         html.section("Right, but least certain", _tiles(uncertain)),
         html.section("Classes", html.table(headings, lines)),
         html.section("Actual and predicted classes", _confusion(evaluation)),
@@ -149,18 +149,18 @@ def as_html(evaluation: Evaluation, title: str) -> str:
 def _confusion(evaluation: Evaluation) -> str:
     """Draw shares of each class's images, for the classes with the most errors."""
     counts = evaluation.confusion()
-    chosen = most_errors(counts, MAX_DRAWN).tolist()
-    names = [short_name(evaluation.labels[k]) for k in chosen]
-    cells = [[100.0 * counts[a][b] / sum(counts[a]) if counts[a][b] else None for b in chosen] for a in chosen]
-    some = f" The {MAX_DRAWN} classes with the most errors are shown." if len(chosen) < len(counts) else ""
-    note = f"Percent of each actual class's images.{some}"
+    classes = most_errors(counts, MAX_DRAWN).tolist()
+    names = [short_name(evaluation.labels[k]) for k in classes]
+    cells = [[100.0 * counts[a][b] / sum(counts[a]) if counts[a][b] else None for b in classes] for a in classes]
+    remark = f" The {MAX_DRAWN} classes with the most errors are shown." if len(classes) < len(counts) else ""
+    note = f"Percent of each actual class's images.{remark}"
     chart = svg.heat_map(cells, names, names, ("actual", "predicted"), decimals=0)
     return html.paragraph(note, "note") + chart
 
 
 def _tiles(images: Sequence[EvaluatedImage]) -> str:
-    shown = zip(images, in_threads(lambda image: _thumbnail(image.path), images), strict=True)
-    return html.tiles(html.figure(source, _caption(image), SIDE) for image, source in shown)
+    pairs = zip(images, in_threads(lambda image: _thumbnail(image.path), images), strict=True)
+    return html.tiles(html.figure(source, _caption(image), SIDE) for image, source in pairs)
 
 
 def _caption(image: EvaluatedImage) -> str:
@@ -173,5 +173,5 @@ def _thumbnail(path: Path) -> str:
     try:
         with opened(path) as image, DECODING.taken(decoded_bytes(image)):
             return html.jpeg_uri(ImageOps.fit(to_rgb(image), (SIDE, SIDE)))
-    except (DataError, OSError):  # gone since it was predicted
+    except (DataError, OSError):  # the file was removed after its prediction
         return ""

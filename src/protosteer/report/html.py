@@ -17,7 +17,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 
 
 def page(title: str, *parts: str) -> str:
-    """Return a page without other files; it may not use the network."""
+    """Return a self-contained page, which may not use the network."""
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
@@ -29,8 +29,8 @@ def page(title: str, *parts: str) -> str:
 
 def section(title: str, *parts: str) -> str:
     """Return a heading and its contents; nothing if they are empty."""
-    whole = "".join(parts)
-    return f"<section><h2>{text(title)}</h2>{whole}</section>" if whole else ""
+    content = "".join(parts)
+    return f"<section><h2>{text(title)}</h2>{content}</section>" if content else ""
 
 
 def subsection(title: str, content: str) -> str:
@@ -56,8 +56,8 @@ def paragraph(words: str, kind: str = "") -> str:
 
 def tiles(figures: Iterable[str]) -> str:
     """Return figures in a grid."""
-    whole = "".join(figures)
-    return f'<div class="tiles">{whole}</div>' if whole else paragraph("None.")
+    grid = "".join(figures)
+    return f'<div class="tiles">{grid}</div>' if grid else paragraph("None.")
 
 
 def figure(source: str, caption: str, side: int) -> str:

@@ -21,7 +21,7 @@ def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | 
     for method in methods:
         s = method.source
         paper = f"{s.authors}, {s.venue} {s.year}"
-        table.add_row(method.name, paper, _stored(method), method.trains, _count(parameters[method.name]))
+        table.add_row(method.name, paper, _describe_features(method), method.trains, _count(parameters[method.name]))
         able += [method.name] if method.supports_repeated_classes else []
     table.caption = Text(f"Classes may be repeated: {', '.join(able)}.")  # a column more would not fit
     table.caption_justify = "left"
@@ -56,8 +56,8 @@ def _published(method: MethodInfo) -> list[RenderableType]:
     return [table, Text(f"Source: {method.published_source}\n")]
 
 
-def _stored(method: MethodInfo) -> str:
-    """Say what of single images is stored: pixels, or feature vectors."""
+def _describe_features(method: MethodInfo) -> str:
+    """Describe what a method stores of single images: pixels or feature vectors."""
     if method.features == "no":
         return method.rehearsal
     return f"features: {method.features}"

@@ -21,14 +21,14 @@ Description = Mapping[str, Any]
 
 
 def overview(description: Description, all_classes: bool = False) -> list[RenderableType]:
-    """Show one model; of many classes or tasks only the first, unless all are requested."""
+    """Return the parts of a model's description; of many classes or tasks only the first, unless all are requested."""
     tasks = [task for task in description["tasks"] if not (task["corrected"] or task["compacted"])]
     rows = [(i, task["name"], record) for task in tasks for i, record in enumerate(task["classes"])]
-    most = len(rows) if all_classes else MAX_ROWS
+    limit = len(rows) if all_classes else MAX_ROWS
     parts: list[RenderableType] = [_header(description)]
     if tasks:
-        parts += [_tasks(tasks[:most]), *_remainder(len(tasks) - most, "more task")]
-        parts += [_classes(rows[:most]), *_remainder(len(rows) - most, "more class")]
+        parts += [_tasks(tasks[:limit]), *_remainder(len(tasks) - limit, "more task")]
+        parts += [_classes(rows[:limit]), *_remainder(len(rows) - limit, "more class")]
     if description["confusable"]:
         parts.append(_most_similar(description["confusable"]))
     return parts
@@ -41,14 +41,14 @@ def _remainder(number: int, things: str) -> list[RenderableType]:
 def _header(description: Description) -> Table:
     """Show facts about the whole model, one per line."""
     file, totals, tasks = description["file"], description["totals"], description["tasks"]
-    changed, evidence = description["settings"]["changed"], description["evidence"]
+    changes, evidence = description["settings"]["changed"], description["evidence"]
     # An empty model has no classifier to describe; its settings name the rule.
     default_rule = bool(evidence) or description["settings"]["all"].get("rule") == "evidence"
-    stored = counted(totals["points"], "prototype") if default_rule else counted(totals["centroids"], "centroid")
+    prototypes = counted(totals["points"], "prototype") if default_rule else counted(totals["centroids"], "centroid")
     lines = {
         "Model": ", ".join([file["path"], *([] if file["bytes"] is None else [human_bytes(file["bytes"])])]),
         "Knows": f"{counted(totals['classes'], 'class')} from {counted(totals['images'], 'image')}, in "
-        f"{counted(totals['tasks'], 'task')}, as {stored}",
+        f"{counted(totals['tasks'], 'task')}, as {prototypes}",
         "Learned": _dates(totals["first_learned"], totals["last_learned"]),
         **_corrections("Corrected", [t for t in tasks if not t["confirmed"] and (t["compacted"] or t["corrected"])]),
         **_corrections("Confirmed", [t for t in tasks if t["confirmed"]]),
@@ -57,10 +57,10 @@ def _header(description: Description) -> Table:
         "Size": _sizes(totals),
         "Rule": "evidence (the default classifier)" if default_rule else "paper (CPP inference)",
         **(_evidence(evidence) if evidence else {}),
-        "Unknown images": _unknown(description["rejection"], default_rule),
+        "Unknown images": _describe_rejection(description["rejection"], default_rule),
         "Backbone": _backbone(description["backbone"]),
         "Precision": " and ".join(description["precision"]) or "nothing has been learned",
-        "Settings": ", ".join(f"{setting['name']} {_value(setting['value'])}" for setting in changed) or "defaults",
+        "Settings": ", ".join(f"{setting['name']} {_value(setting['value'])}" for setting in changes) or "defaults",
     }
     table = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for heading, line in lines.items():
@@ -72,7 +72,7 @@ def _header(description: Description) -> Table:
 
 
 def _evidence(evidence: Description) -> dict[str, str]:
-    """The shared prompt, and what probabilities are calibrated by."""
+    """Describe the shared prompt and the calibration of probabilities, by heading."""
     prompt, views = evidence["domain_prompt"], evidence["views"]
     weight = sum(view["weight"] for view in views)
     shares = [f"{100 * view['weight'] / weight:.0f} % {'with' if view['prompt'] else 'without'} it" for view in views]
@@ -94,18 +94,18 @@ def _corrections(title: str, tasks: Sequence[Description]) -> dict[str, str]:
     return {title: f"{images}, the last on {tasks[-1]['learned']}"}
 
 
-def _unknown(rejection: Description, evidence: bool) -> str:
+def _describe_rejection(rejection: Description, evidence: bool) -> str:
     if not rejection["calibrated"]:
-        why = "no class has two images" if evidence else "no images were held out"
-        return f"cannot be rejected, as {why}"
+        reason = "no class has two images" if evidence else "no images were held out"
+        return f"cannot be rejected, as {reason}"
     images = "leave-one-out" if evidence else counted(rejection["held_out"], "held-out image")
     return f"can be rejected, with thresholds from {images}"
 
 
-def _dates(first: str | None, last: str | None) -> str:
-    if first is None:
+def _dates(first_date: str | None, last_date: str | None) -> str:
+    if first_date is None:
         return "dates not recorded"
-    return f"on {first}" if first == last else f"from {first} to {last}"
+    return f"on {first_date}" if first_date == last_date else f"from {first_date} to {last_date}"
 
 
 def _sizes(totals: Description) -> str:
@@ -117,8 +117,8 @@ def _sizes(totals: Description) -> str:
     if times is None:
         return line
     ratio, word = (times, "smaller") if times >= 1 else (1 / times, "larger")
-    compared = f"{ratio:,.{0 if ratio >= 10 else 1}f} times {word}"
-    return f"{line}; the file is {compared} than the images ({human_bytes(totals['image_bytes'])})"
+    comparison = f"{ratio:,.{0 if ratio >= 10 else 1}f} times {word}"
+    return f"{line}; the file is {comparison} than the images ({human_bytes(totals['image_bytes'])})"
 
 
 def _backbone(backbone: Description) -> str:
@@ -134,8 +134,8 @@ def _value(value: object) -> str:
 
 def _tasks(tasks: Sequence[Description]) -> Table:
     figures = numbers(["Classes", "Images", "Size", "Prompt"], no_wrap=True)
-    learned, how = Column("Learned", no_wrap=True), Column("How", no_wrap=True)
-    table = plain_table("Tasks", *_names("Task"), learned, *figures, how)
+    dates, remarks = Column("Learned", no_wrap=True), Column("How", no_wrap=True)
+    table = plain_table("Tasks", *_names("Task"), dates, *figures, remarks)
     for task in tasks:
         prompt = task["prompt"]
         table.add_row(
@@ -145,12 +145,12 @@ def _tasks(tasks: Sequence[Description]) -> Table:
             f"{task['images']:,}",
             human_bytes(task["bytes"]),
             human_bytes(prompt["bytes"]) if prompt else NOTHING,
-            _how(task),
+            _describe_training(task),
         )
     return table
 
 
-def _how(task: Description) -> str:
+def _describe_training(task: Description) -> str:
     if task["few_shot"]:
         return "few-shot"
     if task["unfinished"]:

@@ -26,12 +26,12 @@ class Cost:
     metric: str
     title: str
     axis: str
-    least: float | None = None  # where a logarithmic axis shows zero; None: linear axis
+    floor: float | None = None  # where a logarithmic axis shows zero; None: linear axis
 
 
 COSTS = (
-    Cost("bytes_per_class", "Memory", "bytes per class", least=1.0),
-    Cost("train_seconds", "Training", "seconds of learning, all tasks", least=1e-3),
+    Cost("bytes_per_class", "Memory", "bytes per class", floor=1.0),
+    Cost("train_seconds", "Training", "seconds of learning, all tasks", floor=1e-3),
     Cost("passes_per_image", "Prediction", "forward passes per image"),
 )
 
@@ -85,21 +85,21 @@ def points_of(rows: Mapping[str, Sequence[Mapping[str, Any]]], cost: Cost) -> li
     for number, name in enumerate(ranked(rows), 1):
         mean, std = spread_over_seeds(rows[name])
         if cost.metric in mean:
-            spent = mean[cost.metric] if cost.least is None else max(mean[cost.metric], cost.least)
+            value = mean[cost.metric] if cost.floor is None else max(mean[cost.metric], cost.floor)
             spreads = std.get(cost.metric, 0.0), std.get("last_accuracy", 0.0)
-            points.append(Point(number, spent, mean["last_accuracy"], *spreads))
+            points.append(Point(number, value, mean["last_accuracy"], *spreads))
     return points
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the (cost, accuracy) pairs that no other pair dominates, in order of cost."""
     order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
-    chosen: list[int] = []
+    indices: list[int] = []
     for i in order:
-        best = points[chosen[-1]] if chosen else None
-        if best is None or points[i][1] > best[1] or points[i] == best:  # equals stand side by side
-            chosen.append(i)
-    return chosen
+        leader = points[indices[-1]] if indices else None
+        if leader is None or points[i][1] > leader[1] or points[i] == leader:  # equals stand side by side
+            indices.append(i)
+    return indices
 
 
 def _panel(axes: Axes, cost: Cost, points: Sequence[Point]) -> None:
@@ -111,15 +111,15 @@ def _panel(axes: Axes, cost: Cost, points: Sequence[Point]) -> None:
     if not points:
         axes.text(0.5, 0.5, "no run has this metric", transform=axes.transAxes, ha="center", color=BEHIND)
         return
-    if cost.least is not None:
+    if cost.floor is not None:
         axes.set_xscale("log", nonpositive="clip")
     else:
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    low, high = _limits(points, logarithmic=cost.least is not None)
+    low, high = _limits(points, logarithmic=cost.floor is not None)
     axes.set_xlim(low, high)
-    best = front([(p.cost, p.accuracy) for p in points])
+    front_indices = front([(p.cost, p.accuracy) for p in points])
     for i, p in enumerate(points):
-        colour, order = (ON_FRONT, 4) if i in best else (BEHIND, 3)
+        colour, order = (ON_FRONT, 4) if i in front_indices else (BEHIND, 3)
         axes.errorbar(
             p.cost, p.accuracy, p.accuracy_std or None, p.cost_std or None, fmt="o", markersize=MARK,
             markeredgecolor="white", markeredgewidth=0.8, elinewidth=1, color=colour, zorder=order,
@@ -145,6 +145,6 @@ def _limits(points: Sequence[Point], logarithmic: bool) -> tuple[float, float]:
 
 def _steps(points: Sequence[Point], end: float) -> Floats:
     """Compute the corners [k, 2] of the step line along the front, up to the end of the axis."""
-    best = [points[i] for i in front([(p.cost, p.accuracy) for p in points])]
-    costs = [*(p.cost for p in best), end]
-    return np.array([(cost, p.accuracy) for i, p in enumerate(best) for cost in costs[i : i + 2]])
+    front_points = [points[i] for i in front([(p.cost, p.accuracy) for p in points])]
+    costs = [*(p.cost for p in front_points), end]
+    return np.array([(cost, p.accuracy) for i, p in enumerate(front_points) for cost in costs[i : i + 2]])

@@ -55,8 +55,8 @@ DIAGONAL_COLOUR = "#E4E4E4"
 def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
     """Draw accuracy matrices (percent; row i is after task i, column j is task j) side by side on one colour scale."""
     tasks = max(len(matrix) for matrix in matrices.values())
-    lowest = min(value for matrix in matrices.values() for row in matrix for value in row)
-    scale = Normalize(min(90.0, 10.0 * math.floor(lowest / 10.0)), 100.0)
+    minimum = min(value for matrix in matrices.values() for row in matrix for value in row)
+    scale = Normalize(min(90.0, 10.0 * math.floor(minimum / 10.0)), 100.0)
     side = min(8.0, max(3.4, 0.62 * tasks))
     figure = Figure(figsize=((side + 0.7) * len(matrices) + 1.0, side + 1.2), dpi=DPI, layout="compressed")
     panels = figure.subplots(1, len(matrices), squeeze=False)[0]
@@ -107,8 +107,8 @@ def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
 
     Only tasks that all runs of a row have learned are drawn.
     """
-    outside = len(rows) > MAX_LEGEND_INSIDE
-    figure = Figure(figsize=(10.4, 5.2) if outside else (7.2, 4.5), dpi=DPI, layout="constrained")
+    is_outside = len(rows) > MAX_LEGEND_INSIDE
+    figure = Figure(figsize=(10.4, 5.2) if is_outside else (7.2, 4.5), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     for i, (name, matrices) in enumerate(rows.items()):
         draw_band(axes, i, name, matrices)
@@ -119,7 +119,7 @@ def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     spread = any(len(matrices) > 1 for matrices in rows.values())
     title = "after the last task" + (",\n± one standard deviation over runs" if spread else "")
-    owner, location = (figure, "outside right center") if outside else (axes, "best")
+    owner, location = (figure, "outside right center") if is_outside else (axes, "best")
     owner.legend(loc=location, frameon=False, title=title, alignment="left")
     return png(figure)
 
@@ -153,22 +153,22 @@ def legend_text(name: str, end: str) -> str:
 
 
 def tsne_before_after(
-    before: Floats,
-    after: Floats,
+    plain_points: Floats,
+    prompted_points: Floats,
     labels: Sequence[str],
     prototypes_before: Mapping[str, Floats],
     prototypes_after: Mapping[str, Floats],
 ) -> bytes:
     """Draw two t-SNE maps of the same N images, each with the prototypes [c, D] of every class.
 
-    Embeddings [N, D] are `before` without prompts, `after` under the prompt of each image's best match.
+    Embeddings [N, D] are `plain_points` without prompts, `prompted_points` under the prompt of each image's best match.
     """
     classes = list(dict.fromkeys([*prototypes_before, *labels]))
     columns = math.ceil(len(classes) / 10)
     figure = Figure(figsize=(11.2 + 0.9 * columns, 5.6), dpi=DPI, layout="constrained")
     left, right = figure.subplots(1, 2)
-    draw_points(left, before, labels, prototypes_before, classes)
-    draw_points(right, after, labels, prototypes_after, classes)
+    draw_points(left, plain_points, labels, prototypes_before, classes)
+    draw_points(right, prompted_points, labels, prototypes_after, classes)
     left.set_title("no prompt")
     right.set_title("CPP: under the prompt that made each image's best match")
     styles = [_class_style(i) for i in range(len(classes))]
@@ -200,8 +200,8 @@ def draw_points(
         if len(classes) <= len(CLASS_COLOURS) and len(members):  # classes must not differ by colour alone
             x, y = np.median(members, axis=0).tolist()
             halo = [withStroke(linewidth=3, foreground="white")]
-            centred: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
-            axes.text(x, y, name, fontsize=15, weight="bold", path_effects=halo, **centred)
+            alignment: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
+            axes.text(x, y, name, fontsize=15, weight="bold", path_effects=halo, **alignment)
     axes.set(xticks=[], yticks=[])
 
 
@@ -219,35 +219,35 @@ def _class_style(i: int) -> tuple[str, str]:
     return CLASS_COLOURS[colour], CLASS_MARKERS[turn % len(CLASS_MARKERS)]
 
 
-def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60) -> bytes:
+def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, limit: int = 60) -> bytes:
     """Draw class similarities [C, C] as a heat map in which similar classes are adjacent.
 
-    Of more than `most` classes, those with the most similar neighbours are shown.
+    Of more than `limit` classes, those with the most similar neighbours are shown.
     """
     if not names:
         raise DataError("there are no classes to draw; learn some first", code="nothing-learned")
     similarities, title = np.asarray(matrix), "How alike classes are"
-    chosen = np.arange(len(names))
-    if len(names) > most:
-        title += f"\n{most:,} of {len(names):,} classes: those with the closest neighbours"
+    indices = np.arange(len(names))
+    if len(names) > limit:
+        title += f"\n{limit:,} of {len(names):,} classes: those with the closest neighbours"
         nearest = np.array([np.delete(row, i).max() for i, row in enumerate(similarities)])
-        chosen = np.sort(np.argsort(-nearest, kind="stable")[:most])
-    order = chosen[_similar_adjacent(similarities[np.ix_(chosen, chosen)])]
+        indices = np.sort(np.argsort(-nearest, kind="stable")[:limit])
+    order = indices[_similar_adjacent(similarities[np.ix_(indices, indices)])]
     cells = similarities[np.ix_(order, order)].astype(float)
     np.fill_diagonal(cells, np.nan)
     return png(_similarity_figure([names[i] for i in order], cells, title))
 
 
-def confusion_matrix(names: Sequence[str], counts: npt.ArrayLike, most: int = 60) -> bytes:
+def confusion_matrix(names: Sequence[str], counts: npt.ArrayLike, limit: int = 60) -> bytes:
     """Draw how often images of each class (rows, actual) were predicted as each class (columns), as counts [C, C].
 
-    Colours are shares of a row. Of more than `most` classes, those with the most errors are shown.
+    Colours are shares of a row. Of more than `limit` classes, those with the most errors are shown.
     """
     cells, title = np.asarray(counts, dtype=float), "Actual and predicted classes"
-    if len(names) > most:
-        title += f"\n{most:,} of {len(names):,} classes: those with the most errors"
-        chosen = most_errors(cells, most)
-        names, cells = [names[i] for i in chosen], cells[np.ix_(chosen, chosen)]
+    if len(names) > limit:
+        title += f"\n{limit:,} of {len(names):,} classes: those with the most errors"
+        indices = most_errors(cells, limit)
+        names, cells = [names[i] for i in indices], cells[np.ix_(indices, indices)]
     shares = 100.0 * cells / np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
     figure, axes, size = _map_figure(names, title)
     scale = Normalize(0.0, 100.0)
@@ -260,11 +260,11 @@ def confusion_matrix(names: Sequence[str], counts: npt.ArrayLike, most: int = 60
     return png(figure)
 
 
-def most_errors(counts: npt.ArrayLike, most: int) -> npt.NDArray[np.intp]:
-    """Return the numbers of the classes with the most errors in a confusion matrix [C, C], in ascending order."""
+def most_errors(counts: npt.ArrayLike, limit: int) -> npt.NDArray[np.intp]:
+    """Return the indices of the `limit` classes with the most errors in a confusion matrix [C, C], in ascending order."""
     cells = np.asarray(counts)
     errors = cells.sum(axis=0) + cells.sum(axis=1) - 2 * np.diagonal(cells)
-    return np.sort(np.argsort(-errors, kind="stable")[:most])
+    return np.sort(np.argsort(-errors, kind="stable")[:limit])
 
 
 def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figure:
@@ -312,9 +312,9 @@ def _similarity_scale(cells: Floats) -> Normalize:
 
 def short_name(name: str) -> str:
     """Shorten a name to one line, keeping both ends."""
-    plain = printable(name)
+    text = printable(name)
     half = (NAME_LETTERS - 1) // 2
-    return plain if len(plain) <= NAME_LETTERS else f"{plain[:half]}…{plain[-half:]}"
+    return text if len(text) <= NAME_LETTERS else f"{text[:half]}…{text[-half:]}"
 
 
 def png(figure: Figure) -> bytes:

@@ -64,12 +64,12 @@ class RunProgress(LearnProgress):
         self._begin_task(i + 1)
 
     def _words(self, stage: Stage) -> tuple[str, str]:
-        """Return what is done, in the terms of a benchmark."""
+        """Describe a stage and its progress in the terms of a benchmark."""
         training = stage.training
         if not training:
             return stage.doing, f"{stage.done:,} of {stage.total:,}"
-        right = "" if training.accuracy is None else f", {training.accuracy:.1f} % right"
-        numbers = f"loss {training.loss:.2f}{right}, {training.images_per_second:,.0f} images/s"
+        accuracy = "" if training.accuracy is None else f", {training.accuracy:.1f} % right"
+        numbers = f"loss {training.loss:.2f}{accuracy}, {training.images_per_second:,.0f} images/s"
         return f"{stage.doing}, epoch {training.epoch} of {training.epochs}", numbers
 
     def on_stage(self, stage: Stage) -> None:
@@ -93,16 +93,16 @@ class RunProgress(LearnProgress):
         self._draw_runs()
 
     def _draw_runs(self) -> None:
-        runs, tasks, left = len(self.runs), len(self.stream), self.time_left()
+        runs, tasks, seconds = len(self.runs), len(self.stream), self.time_left()
         run = f"{self.run + 1} of {runs}: {self.runs[self.run]}" if runs > 1 else self.runs[self.run]
         share = (self.run * tasks + self.task) / (runs * tasks)
-        self._draw(0, run, share, "" if left is None else f"{duration(left)} left")
+        self._draw(0, run, share, "" if seconds is None else f"{duration(seconds)} left")
         self._draw(1, f" task {min(self.task + 1, tasks)} of {tasks}", self.task / tasks)
 
     def _report(self, line: str) -> None:
-        left = self.time_left()
+        seconds = self.time_left()
         line = f"task {self.task + 1} of {len(self.stream)}, {line}"
-        line += "" if left is None else f"; {duration(left)} left in all"
+        line += "" if seconds is None else f"; {duration(seconds)} left in all"
         super()._report(line)
         self.log(f"  {line}")
 

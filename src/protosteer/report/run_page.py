@@ -1,4 +1,4 @@
-"""One HTML page about finished runs: what was reached, how it came about, and what it cost."""
+"""Format finished runs as one HTML page: metrics, how they came about, and what they cost."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class ReportRow:
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """What was run."""
-        found: Mapping[str, Any] = self.manifest["configuration"]
-        return found
+        """The configuration in the manifest of its first run."""
+        configuration: Mapping[str, Any] = self.manifest["configuration"]
+        return configuration
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a page is made of: rows, and what was computed besides for them."""
+    """The contents of a page: rows, and what was computed for them."""
 
     rows: Sequence[ReportRow]
     tests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -83,12 +83,12 @@ class Report:
 
 def read_report(rows: Rows) -> Report:
     """Read manifests and stored predictions of rows, as `comparison.gather` returns them, and test differences."""
-    found = [_read_row(label, seeds) for label, seeds in rows.items()]
+    report_rows = [_read_row(label, seeds) for label, seeds in rows.items()]
     tests: Mapping[str, Mapping[str, Any]] = {}
-    if all(row.predictions for row in found):
+    if all(row.predictions for row in report_rows):
         with suppress(RunError):  # runs of other images: nothing to test
             tests = compare_with_first(rows)
-    return Report(found, tests)
+    return Report(report_rows, tests)
 
 
 def _read_row(label: str, seeds: Sequence[Mapping[str, Any]]) -> ReportRow:
@@ -96,12 +96,12 @@ def _read_row(label: str, seeds: Sequence[Mapping[str, Any]]) -> ReportRow:
     manifest = RunFolder(folders[0].parent).manifest
     assert manifest is not None  # `gather` has read it
     files = [sorted(folder.glob("predictions-*.npz")) for folder in folders]
-    stored = [Predictions.load(found[-1]) for found in files if found]
-    return ReportRow(label, seeds, manifest, stored if len(stored) == len(files) else ())
+    predictions = [Predictions.load(paths[-1]) for paths in files if paths]
+    return ReportRow(label, seeds, manifest, predictions if len(predictions) == len(files) else ())
 
 
 def as_html(report: Report, title: str) -> str:
-    """Return the page."""
+    """Return the report as an HTML page."""
     rows = report.rows
     return html.page(
         title,
@@ -123,25 +123,25 @@ def as_html(report: Report, title: str) -> str:
 
 
 def summary(report: Report) -> str:
-    """Say in a sentence or two what was reached."""
+    """Summarise accuracy, forgetting and the first difference in one or two sentences."""
     ranked = sorted(report.rows, key=lambda row: -spread_over_seeds(row.seeds)[0]["last_accuracy"])
-    best, first = ranked[0], report.rows[0]
-    mean, std = spread_over_seeds(best.seeds)
-    stream = best.configuration["stream"]
+    leader, reference = ranked[0], report.rows[0]
+    mean, std = spread_over_seeds(leader.seeds)
+    stream = leader.configuration["stream"]
     spread = f" ± {std['last_accuracy']:.1f}" if std else ""
     words = (
-        f"{best.label} classifies {mean['last_accuracy']:.1f}{spread} % of the test images correctly after "
+        f"{leader.label} classifies {mean['last_accuracy']:.1f}{spread} % of the test images correctly after "
         f"{counted(len(stream['tasks']), 'task')} of {stream['name']} ({counted(len(stream['class_order']), 'class')}, "
-        f"{best.configuration['backbone']['name']}, {counted(len(best.seeds), 'run')}) and forgets "
+        f"{leader.configuration['backbone']['name']}, {counted(len(leader.seeds), 'run')}) and forgets "
         f"{mean['last_forgetting']:.1f} points."
     )
     if len(report.rows) > 1:
         words = f"Of {len(report.rows)} configurations, {words}"
-    compared = next((row for row in ranked if row is not first), best)
-    test = report.tests.get(compared.label, {})
+    rival = next((row for row in ranked if row is not reference), leader)
+    test = report.tests.get(rival.label, {})
     if test.get("difference") is not None:
         words += (
-            f" {compared.label} has {test['difference']:+.1f} points against {first.label} "
+            f" {rival.label} has {test['difference']:+.1f} points against {reference.label} "
             f"(95 % interval {test['difference_low']:+.1f} to {test['difference_high']:+.1f}, "
             f"McNemar p = {test['mcnemar_holm_p']:.2g} after Holm's correction)."
         )
@@ -163,13 +163,13 @@ def _tests(report: Report) -> str:
         return ""
     headings, *lines = test_cells(report.tests)
     note = "Accuracy over images with its 95 % bootstrap interval; differences and tests are against the first row."
-    whole = ([html.text(line[0]), *line[1:]] for line in lines)
-    return html.paragraph(note, "note") + html.table(headings, whole)
+    cells = ([html.text(line[0]), *line[1:]] for line in lines)
+    return html.paragraph(note, "note") + html.table(headings, cells)
 
 
 def _settings(rows: Sequence[ReportRow]) -> str:
-    """Show settings and options of the stream that a row has changed."""
-    found: dict[str, dict[str, str]] = {}
+    """Tabulate the settings and stream options that differ from the default in a row."""
+    values: dict[str, dict[str, str]] = {}
     for row in rows:
         configuration = row.configuration
         method = METHODS.get(configuration["method"])
@@ -179,11 +179,11 @@ def _settings(rows: Sequence[ReportRow]) -> str:
         pairs += [(f"stream: {n}", v, StreamOptions().to_dict().get(n)) for n, v in options.items()]
         for name, value, default in pairs:
             if value != default:
-                found.setdefault(name, {"default": str(default)})[row.label] = str(value)
-    if not found:
+                values.setdefault(name, {"default": str(default)})[row.label] = str(value)
+    if not values:
         return html.paragraph("None.")
     headings = ["setting", "default", *(row.label for row in rows)]
-    cells = ([n, v["default"], *(v.get(row.label, "default") for row in rows)] for n, v in found.items())
+    cells = ([n, v["default"], *(v.get(row.label, "default") for row in rows)] for n, v in values.items())
     return html.table(headings, (list(map(html.text, line)) for line in cells))
 
 
@@ -200,7 +200,7 @@ def _accuracy(rows: Sequence[ReportRow]) -> str:
 
 
 def _matrices(rows: Sequence[ReportRow]) -> str:
-    lowest = min(value for row in rows for seed in row.seeds for line in seed["matrix"] for value in line)
+    minimum = min(value for row in rows for seed in row.seeds for line in seed["matrix"] for value in line)
     parts = []
     for row in rows:
         tasks = min(len(seed["matrix"]) for seed in row.seeds)
@@ -209,7 +209,7 @@ def _matrices(rows: Sequence[ReportRow]) -> str:
             for i in range(tasks)
         ]
         names = [str(i + 1) for i in range(tasks)]
-        picture = svg.heat_map(cells, names, names, ("after task", "on task"), min(90.0, lowest), 100.0)
+        picture = svg.heat_map(cells, names, names, ("after task", "on task"), min(90.0, minimum), 100.0)
         parts.append(html.subsection(row.label, picture))
     return _side_by_side(parts)
 
@@ -218,35 +218,35 @@ def _forgetting(rows: Sequence[ReportRow]) -> str:
     """Draw, for each task, how far its accuracy fell from its best."""
 
     def drops(matrix: metrics.Matrix) -> list[float | None]:
-        last = len(matrix) - 1
-        return [max(matrix[k][j] for k in range(j, last)) - matrix[last][j] for j in range(last)]
+        end = len(matrix) - 1
+        return [max(matrix[k][j] for k in range(j, end)) - matrix[end][j] for j in range(end)]
 
     series = [_series(row.label, [drops(seed["matrix"]) for seed in row.seeds]) for row in rows]
     return svg.line_chart(series, "task", "points forgotten", zero=True)
 
 
 def _classes(rows: Sequence[ReportRow]) -> str:
-    known = [row for row in rows if row.predictions]
-    if not known:
+    test_rows = [row for row in rows if row.predictions]
+    if not test_rows:
         return html.paragraph("These runs have no stored predictions.", "note")
-    recalls = {row.label: _recalls(row) for row in known}
-    names = list(dict.fromkeys(name for found in recalls.values() for name in found))
+    recalls = {row.label: _recalls(row) for row in test_rows}
+    names = list(dict.fromkeys(name for by_class in recalls.values() for name in by_class))
     lines = (
-        [html.text(name), *(html.share_bar(recalls[row.label].get(name)) for row in known)] for name in names
+        [html.text(name), *(html.share_bar(recalls[row.label].get(name)) for row in test_rows)] for name in names
     )  # fmt: skip
     note = (
         "Share of each class's test images that are classified correctly after the last task; click a heading to sort."
     )
-    return html.paragraph(note, "note") + html.table(["class", *(f"{row.label} (%)" for row in known)], lines)
+    return html.paragraph(note, "note") + html.table(["class", *(f"{row.label} (%)" for row in test_rows)], lines)
 
 
 def _recalls(row: ReportRow) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    recalls: dict[str, list[float]] = {}
     for predictions in row.predictions:
         for number in np.unique(predictions.actual):
-            own = predictions.actual == number
-            found.setdefault(str(predictions.classes[number]), []).append(100.0 * float(predictions.right[own].mean()))
-    return {name: statistics.fmean(values) for name, values in sorted(found.items())}
+            recall = 100.0 * float(predictions.right[predictions.actual == number].mean())
+            recalls.setdefault(str(predictions.classes[number]), []).append(recall)
+    return {name: statistics.fmean(values) for name, values in sorted(recalls.items())}
 
 
 def _confused(row: ReportRow, pictures: Pictures | None) -> str:
@@ -254,8 +254,8 @@ def _confused(row: ReportRow, pictures: Pictures | None) -> str:
     if not row.predictions:
         return ""
     counts: Counter[tuple[str, str]] = Counter()
-    for found in row.predictions:
-        actual, predicted = (found.classes[numbers[~found.right]] for numbers in (found.actual, found.predicted))
+    for result in row.predictions:
+        actual, predicted = (result.classes[numbers[~result.right]] for numbers in (result.actual, result.predicted))
         counts.update(zip(actual.tolist(), predicted.tolist(), strict=True))
     lines = [
         [html.text(actual), html.text(predicted), _examples(row, actual, predicted, pictures), str(count)]
@@ -267,22 +267,22 @@ def _confused(row: ReportRow, pictures: Pictures | None) -> str:
 
 def _examples(row: ReportRow, actual: str, predicted: str, pictures: Pictures | None) -> str:
     """Return pictures of a pair's mistakes in the first run; nothing if the data is not at hand."""
-    first = row.predictions[0]
-    names = first.classes
-    wrong = np.flatnonzero((names[first.actual] == actual) & (names[first.predicted] == predicted))[:MAX_EXAMPLES]
-    places = [(int(first.task[i]), int((first.task[:i] == first.task[i]).sum())) for i in wrong]
+    result = row.predictions[0]
+    names = result.classes
+    mistakes = np.flatnonzero((names[result.actual] == actual) & (names[result.predicted] == predicted))[:MAX_EXAMPLES]
+    places = [(int(result.task[i]), int((result.task[:i] == result.task[i]).sum())) for i in mistakes]
     shots = pictures(row.label, places) if pictures and places else []
     return "".join(f'<img class="shot" alt="" width="{SIDE}" height="{SIDE}" src="{shot}"> ' for shot in shots)
 
 
 def _reliability(rows: Sequence[ReportRow]) -> str:
     bins = {row.label: [seed["reliability"] for seed in row.seeds if seed.get("reliability")] for row in rows}
-    known = {row.label: metrics.pooled(bins[row.label]) for row in rows if len(bins[row.label]) == len(row.seeds)}
-    if not known:
+    pools = {row.label: metrics.pooled(bins[row.label]) for row in rows if len(bins[row.label]) == len(row.seeds)}
+    if not pools:
         return ""
-    errors = "; ".join(f"{label}: {calibration_error(parts):.1f} %" for label, parts in known.items())
+    errors = "; ".join(f"{label}: {calibration_error(parts):.1f} %" for label, parts in pools.items())
     note = f"Calibration error, {errors}. Dots on the diagonal are honest; their size is their share of the images."
-    return html.paragraph(note, "note") + svg.reliability_chart(known)
+    return html.paragraph(note, "note") + svg.reliability_chart(pools)
 
 
 def _growth(rows: Sequence[ReportRow]) -> str:
@@ -315,35 +315,35 @@ def _maps(report: Report) -> str:
 
 def _manifest(row: ReportRow) -> str:
     session = row.manifest["sessions"][-1]
-    now = session["circumstances"]
-    commit = now.get("commit") or {}
+    circumstances = session["circumstances"]
+    commit = circumstances.get("commit") or {}
     state = "" if not commit else f", commit {commit['hash'][:12]}{'' if commit.get('clean') else ', with changes'}"
-    machine = now.get("machine", {})
+    machine = circumstances.get("machine", {})
     words = (
         f"{row.label}: began {session.get('began', 'at an unknown time')}, protosteer "
-        f"{now.get('versions', {}).get('protosteer', '?')}{state}, {machine.get('processor', '?')}, "
-        f"{machine.get('device', '?')}, {counted(now.get('threads', 1), 'thread')}."
+        f"{circumstances.get('versions', {}).get('protosteer', '?')}{state}, {machine.get('processor', '?')}, "
+        f"{machine.get('device', '?')}, {counted(circumstances.get('threads', 1), 'thread')}."
     )
     manifest = "\n".join(map(html.text, json.dumps(row.manifest, indent=1).splitlines()))
     return html.paragraph(words) + f"<details><summary>Manifest</summary><pre>{manifest}</pre></details>"
 
 
 def _side_by_side(parts: Iterable[str]) -> str:
-    """Place parts beside each other where the page is wide enough; empty ones are dropped."""
-    whole = "".join(f"<div>{part}</div>" for part in parts if part)
-    return f'<div class="pair">{whole}</div>' if whole else ""
+    """Place parts side by side where the page is wide enough; drop empty parts."""
+    columns = "".join(f"<div>{part}</div>" for part in parts if part)
+    return f'<div class="pair">{columns}</div>' if columns else ""
 
 
 def _series(label: str, lines: Sequence[Sequence[float | None]]) -> svg.Series:
     """Return mean and sample standard deviation over runs at each place that all runs have."""
     columns = [[value for value in column if value is not None] for column in zip(*lines, strict=False)]
-    whole = [column if len(column) == len(lines) else [] for column in columns]
-    means = [statistics.fmean(column) if column else None for column in whole]
-    return svg.Series(label, means, [statistics.stdev(column) if len(column) > 1 else 0.0 for column in whole])
+    complete = [column if len(column) == len(lines) else [] for column in columns]
+    means = [statistics.fmean(column) if column else None for column in complete]
+    return svg.Series(label, means, [statistics.stdev(column) if len(column) > 1 else 0.0 for column in complete])
 
 
 def pictures_of(rows: Sequence[ReportRow], open_test: Callable[[ReportRow], Stream | None]) -> Pictures:
-    """Return a function that fetches test images of rows; a stream is opened when the first is needed."""
+    """Return a function that fetches test images of rows; it opens a stream at the first request."""
     by_label = {row.label: row for row in rows}
     open_once = functools.cache(lambda label: open_test(by_label[label]))
 

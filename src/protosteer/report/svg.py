@@ -38,11 +38,11 @@ class Series:
 
 def line_chart(series: Sequence[Series], x_title: str, y_title: str, zero: bool = False) -> str:
     """Draw lines over 1, 2, 3 ..., with bands; nothing if there is no value."""
-    known = [place for one in series for place in one.places()]
-    if not known:
+    points = [place for line in series for place in line.places()]
+    if not points:
         return ""
-    low, high, step = nice_range(min(v - s for _, v, s in known), max(v + s for _, v, s in known), zero)
-    count = max(len(one.values) for one in series)
+    low, high, step = nice_range(min(v - s for _, v, s in points), max(v + s for _, v, s in points), zero)
+    count = max(len(line.values) for line in series)
 
     def x(i: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * (i + 0.5) / count
@@ -52,18 +52,18 @@ def line_chart(series: Sequence[Series], x_title: str, y_title: str, zero: bool 
 
     marks = [low + k * step for k in range(round((high - low) / step) + 1)]
     parts = [_grid_lines(marks, y, WIDTH), _x_axis(count, x, x_title), _y_title(y_title)]
-    for number, one in enumerate(series):
-        style, places = _style(number), one.places()
+    for number, line in enumerate(series):
+        style, places = _style(number), line.places()
         if any(spread for *_, spread in places):
             edges = [(x(i), y(v + s)) for i, v, s in places] + [(x(i), y(v - s)) for i, v, s in reversed(places)]
             parts.append(f'<polygon class="band {style}" points="{_points(edges)}"/>')
-        line = _points([(x(i), y(value)) for i, value, _ in places])
-        parts.append(f'<polyline class="line {style}" points="{line}"/>')
+        path = _points([(x(i), y(value)) for i, value, _ in places])
+        parts.append(f'<polyline class="line {style}" points="{path}"/>')
         for i, value, spread in places:
-            more = f" ± {spread:.2f}" if spread else ""
-            parts.append(_dot(x(i), y(value), 4, style, f"{one.name}, {x_title} {i + 1}: {value:,.2f}{more}"))
+            deviation = f" ± {spread:.2f}" if spread else ""
+            parts.append(_dot(x(i), y(value), 4, style, f"{line.name}, {x_title} {i + 1}: {value:,.2f}{deviation}"))
     chart = _svg(WIDTH, HEIGHT, "".join(parts), y_title, "wide")
-    return chart + (legend([one.name for one in series]) if len(series) > 1 else "")
+    return chart + (legend([line.name for line in series]) if len(series) > 1 else "")
 
 
 def heat_map(
@@ -95,9 +95,9 @@ def heat_map(
             if side >= 30:
                 number = f"{value:.{decimals}f}"
                 parts.append(_text(left + side / 2 - 0.5, top + side / 2 + 4, number, kind=f"cell t{step}"))
-    every = math.ceil(len(columns) / max(1, int(560 / (7.0 * max(map(len, columns), default=1) + 6))))
+    stride = math.ceil(len(columns) / max(1, int(560 / (7.0 * max(map(len, columns), default=1) + 6))))
     base = 6 + side * len(rows) + 14
-    parts += (_text(margin + (j + 0.5) * side, base, columns[j]) for j in range(0, len(columns), every))
+    parts += (_text(margin + (j + 0.5) * side, base, columns[j]) for j in range(0, len(columns), stride))
     parts.append(_text(margin, base + 20, f"{titles[1]} (columns), {titles[0]} (rows)", "start"))
     return _svg(max(width, margin + 240), height, "".join(parts), f"{titles[0]} and {titles[1]}")
 
@@ -124,9 +124,9 @@ def reliability_chart(rows: Mapping[str, Bins]) -> str:
         points = [(place(b["confidence"]), y(b["accuracy"])) for b in filled]
         parts.append(f'<polyline class="line {_style(number)}" points="{_points(points)}"/>')
         for b, point in zip(filled, points, strict=True):
-            told = f"confidence {b['confidence']:.1f} %, accuracy {b['accuracy']:.1f} %, {b['images']:,} images"
+            figures = f"confidence {b['confidence']:.1f} %, accuracy {b['accuracy']:.1f} %, {b['images']:,} images"
             radius = 3 + 9 * math.sqrt(b["images"] / total)
-            parts.append(_dot(*point, radius, _style(number), f"{name or 'all'}: {told}"))
+            parts.append(_dot(*point, radius, _style(number), f"{name or 'all'}: {figures}"))
     parts.append(_text(size / 2, size - 6, "confidence (%)"))
     chart = _svg(size, size, "".join(parts) + _y_title("accuracy (%)", size), "Reliability")
     return chart + (legend(list(rows)) if len(rows) > 1 else "")
@@ -136,19 +136,19 @@ def scatter(points: Sequence[tuple[float, float]], labels: Sequence[str], title:
     """Draw a map of images [N, 2], a colour per label; up to `MAX_NAMED` labels are written on it."""
     size = 420.0
     names = list(dict.fromkeys(labels))
-    xs, ys = _scaled([p[0] for p in points], size), _scaled([p[1] for p in points], size)
+    xs, ys = _scale([p[0] for p in points], size), _scale([p[1] for p in points], size)
     parts = [
         _dot(a, b, 3, f"small s{names.index(label) % SERIES}", label)
         for a, b, label in zip(xs, ys, labels, strict=True)
     ]
     for name in names if len(names) <= MAX_NAMED else ():
-        own = [i for i, label in enumerate(labels) if label == name]
-        x, y = (statistics.median(places[i] for i in own) for places in (xs, ys))
+        members = [i for i, label in enumerate(labels) if label == name]
+        x, y = (statistics.median(places[i] for i in members) for places in (xs, ys))
         parts.append(_text(x, y + 5, name, kind="name"))
     return _svg(size, size, "".join(parts), title)
 
 
-def _scaled(values: Sequence[float], size: float) -> list[float]:
+def _scale(values: Sequence[float], size: float) -> list[float]:
     low, span = min(values), (max(values) - min(values)) or 1.0
     return [10 + (size - 20) * (value - low) / span for value in values]
 
@@ -164,26 +164,26 @@ def nice_range(low: float, high: float, zero: bool = False) -> tuple[float, floa
     if zero:
         low, high = min(0.0, low), max(0.0, high)
     span = (high - low) or abs(high) * 0.1 or 1.0
-    raw = span / 5
-    size = 10 ** math.floor(math.log10(raw))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw)
-    first, last = math.floor(low / step) * step, math.ceil(high / step) * step
-    return first, last if last > first else first + step, step
+    target = span / 5
+    size = 10 ** math.floor(math.log10(target))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= target)
+    bottom, top = math.floor(low / step) * step, math.ceil(high / step) * step
+    return bottom, top if top > bottom else bottom + step, step
 
 
 def _grid_lines(marks: Sequence[float], y: Callable[[float], float], width: float) -> str:
     """Draw a horizontal line with its number at each mark."""
     return "".join(
         f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>'
-        + _text(LEFT - 6, y(mark) + 4, _short(mark), "end")
+        + _text(LEFT - 6, y(mark) + 4, _abbreviate(mark), "end")
         for mark in marks
     )
 
 
 def _x_axis(count: int, x: Callable[[float], float], title: str) -> str:
     """Number the places 1, 2, 3 ..., at most MAX_TICKS of them."""
-    shown = range(0, count, math.ceil(count / MAX_TICKS))
-    ticks = (_text(x(i), HEIGHT - BOTTOM + 18, str(i + 1)) for i in shown)
+    numbers = range(0, count, math.ceil(count / MAX_TICKS))
+    ticks = (_text(x(i), HEIGHT - BOTTOM + 18, str(i + 1)) for i in numbers)
     return "".join(ticks) + _text(WIDTH / 2, HEIGHT - 4, title)
 
 
@@ -191,7 +191,7 @@ def _y_title(text: str, height: float = HEIGHT) -> str:
     return f'<text class="tick" transform="translate(12 {height / 2}) rotate(-90)" text-anchor="middle">{escape(text)}</text>'
 
 
-def _short(value: float) -> str:
+def _abbreviate(value: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             scale = 1e3 if unit == "k" else size

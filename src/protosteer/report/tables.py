@@ -166,20 +166,20 @@ def present(metrics: Mapping[str, Metric], rows: Iterable[Row]) -> dict[str, Met
 def matrix_tables(matrix: Matrix, title: str | None = None) -> list[Table]:
     """Show an accuracy matrix: row i has the accuracy in percent on each task after task i was learned."""
     tasks = range(len(matrix))
-    parts = [tasks[first : first + MAX_TASKS] for first in tasks[::MAX_TASKS]]
+    parts = [tasks[start : start + MAX_TASKS] for start in tasks[::MAX_TASKS]]
     return [_matrix_part(matrix, None if part[0] else title, part) for part in parts]
 
 
 def _matrix_part(matrix: Matrix, title: str | None, columns: range) -> Table:
     wordy, decimals = len(matrix) <= WORDY_TASKS, int(len(matrix) <= DECIMAL_TASKS)
-    on, after = ("on task ", "after task") if wordy else ("", "after")
-    headings = numbers((f"{on}{j + 1}" for j in columns), no_wrap=not wordy)
+    column_prefix, row_prefix = ("on task ", "after task") if wordy else ("", "after")
+    headings = numbers((f"{column_prefix}{j + 1}" for j in columns), no_wrap=not wordy)
     table = plain_table(title, Column(no_wrap=True), *headings)
     if not wordy:
         table.padding = 0
     for i, row in enumerate(matrix[columns[0] :], columns[0] + 1):
         cells = row[columns[0] : columns[-1] + 1]
-        table.add_row(f"{after} {i}", *(f"{value:.{decimals}f}" for value in cells))
+        table.add_row(f"{row_prefix} {i}", *(f"{value:.{decimals}f}" for value in cells))
     return table
 
 
@@ -259,8 +259,8 @@ def plain_table(title: str | None = None, *columns: Column | str) -> Table:
 class _TextTable(Table):
     """A table that never parses its texts as markup, since they may be names from a file."""
 
-    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
-        super().add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in cells), **how)
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def plain(words: str) -> Text:
@@ -269,7 +269,7 @@ def plain(words: str) -> Text:
 
 
 def labels(heading: str = "") -> Column:
-    """Make the first column, whose names do not wrap for the sake of other columns."""
+    """Make the first column; its names do not wrap when other columns need room."""
     return Column(heading, style="bold", no_wrap=True)
 
 
