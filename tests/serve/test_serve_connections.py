@@ -272,7 +272,7 @@ def test_when_everybody_is_served_one_more_is_told_to_come_back(quick):
     busy = [connect(address) for _ in range(QUICK.connections)]
     for client in busy:
         client.sendall(upload)
-    until(lambda: sum(not c.waiting for c in list(server.server_state.connections)) == QUICK.connections)
+    until(lambda: sum(not c.is_idle for c in list(server.server_state.connections)) == QUICK.connections)
     with connect(address) as client:
         status, body = answer(client)
         assert status == 503 and body["detail"] == "too many connections are open; try again later"

@@ -128,7 +128,7 @@ def test_a_class_that_exists_grows_and_bad_images_are_refused(client):
     answer = client.post("/classes/fox?train=true", files=bad, headers=BEARER)
     assert answer.status_code == 422 and answer.json()["detail"].startswith("bad.png")
     assert names(client) == on_disk(client).classes == ["ant", "bee", "cat", "dog"]
-    assert client.app.state.service.jobs.open == 0
+    assert client.app.state.service.jobs.open_count == 0
 
 
 # Forgetting
@@ -418,7 +418,7 @@ def test_a_training_that_cannot_be_written_leaves_the_class_as_it_was(client, he
 
 
 def test_an_unexpected_failure_is_told_in_one_line(client, monkeypatch, caplog):
-    monkeypatch.setattr("protosteer.serve.training_jobs._completed", lambda trained, added: 1 / 0)
+    monkeypatch.setattr("protosteer.serve.training_jobs._complete", lambda trained, added: 1 / 0)
     status = ended(client, post_class(client, query="?train=true").json()["job"])
     assert status["state"] == "failed"
     assert status["message"] == "the training failed (ZeroDivisionError); the log of the service says more"

@@ -18,6 +18,6 @@ class MissingExtraError(ProtosteerError, ImportError):
     """The service's own dependencies are not installed."""
 
 
-_missing = [name for name in ("fastapi", "uvicorn", "httptools", "python_multipart") if find_spec(name) is None]
-if _missing:
-    raise MissingExtraError(f"the service needs {', '.join(_missing)}: pip install 'protosteer[serve]'")
+_absentees = [name for name in ("fastapi", "uvicorn", "httptools", "python_multipart") if find_spec(name) is None]
+if _absentees:
+    raise MissingExtraError(f"the service needs {', '.join(_absentees)}: pip install 'protosteer[serve]'")

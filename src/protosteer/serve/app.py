@@ -56,7 +56,7 @@ def create_app(
         name: Its name in addresses; the file's name without suffix by default.
         others: More models by name, each with its file. Limits hold for each model, the token for all.
         allow_teach: Let clients add, correct and forget classes; needs a token.
-        token: What such a client must send.
+        token: The bearer token that such a client must send.
         reject: Share of known images that may count as unknown, unless a request names another.
         thumbnails: Show the model's thumbnails to every client.
         limits: Bounds of requests, connections and queues.
@@ -66,7 +66,7 @@ def create_app(
         SettingsError: A model's name is bad or taken, or teaching is allowed without a token.
     """
     sources = [(Path(path).stem if name is None else name, learner, Path(path))]
-    sources += [(other, model, Path(file)) for other, (model, file) in (others or {}).items()]
+    sources += [(key, model, Path(file)) for key, (model, file) in (others or {}).items()]
     check_names([(model_name, file) for model_name, _, file in sources])
     metrics = Metrics(model_name for model_name, *_ in sources)
     limits = limits or Limits()
@@ -110,7 +110,7 @@ def run(
     """Serve until Ctrl-C or SIGTERM.
 
     Args:
-        app: What `create_app` returned.
+        app: The application that `create_app` returned.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         access_log: Log every request.
@@ -127,8 +127,8 @@ def run(
         logging.getLogger("protosteer.serve").setLevel(logging.INFO)
         logging.basicConfig(format="%(asctime)s %(message)s")
     if on_ready:
-        shown = f"[{host}]" if ":" in host else host
-        on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
+        address = f"[{host}]" if ":" in host else host
+        on_ready(f"http://{address}:{listener.getsockname()[1]}/")
     try:
         Server(app).run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again when all has ended well
@@ -178,38 +178,38 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Answer every error with {"detail": one line}."""
 
     @app.exception_handler(ProtosteerError)
-    async def ours(request: Request, error: ProtosteerError) -> Response:
+    async def answer_error(request: Request, error: ProtosteerError) -> Response:
         if isinstance(error, RequestError):
             return JSONResponse({"detail": str(error)}, error.status, error.headers)
         status = 422 if isinstance(error, DataError) else 409 if isinstance(error, LearnerError) else 500
         return JSONResponse({"detail": str(error)}, status)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        option = first["loc"][-1]
-        return JSONResponse({"detail": f"option {option} = {first.get('input')!r}: {first['msg']}"}, 422)
+    async def answer_bad_option(request: Request, error: RequestValidationError) -> Response:
+        fault = error.errors()[0]
+        option = fault["loc"][-1]
+        return JSONResponse({"detail": f"option {option} = {fault.get('input')!r}: {fault['msg']}"}, 422)
 
     @app.exception_handler(HTTPException)
-    async def framework(request: Request, error: HTTPException) -> Response:
-        asked = printable(f"{request.method} {request.scope['path']}")
-        detail = f"{asked}: {error.detail}; /docs lists what there is"
+    async def answer_http_error(request: Request, error: HTTPException) -> Response:
+        target = printable(f"{request.method} {request.scope['path']}")
+        detail = f"{target}: {error.detail}; /docs lists what there is"
         return JSONResponse({"detail": detail}, error.status_code, error.headers)
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
+    async def answer_disconnect(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=_CLIENT_GONE)
 
 
 def _add_pages(app: FastAPI) -> None:
     folder = Path(__file__).with_name("page")
 
-    def inside(script: re.Match[bytes]) -> bytes:
+    def inline_script(script: re.Match[bytes]) -> bytes:
         return b"<script>%s</script>" % (folder / script[1].decode()).read_bytes()
 
     def add(route: str, name: str) -> None:
         """Inline the scripts of a page, so that its policy can allow them by their hashes."""
-        content = re.sub(rb'<script src="(\w+\.js)"></script>', inside, (folder / name).read_bytes())
+        content = re.sub(rb'<script src="(\w+\.js)"></script>', inline_script, (folder / name).read_bytes())
         kind, _ = mimetypes.guess_type(name)
         headers = {"Content-Security-Policy": page_policy(content)} if kind == "text/html" else {}
         answer = partial(Response, content, headers=headers, media_type=kind)

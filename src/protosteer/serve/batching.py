@@ -60,10 +60,10 @@ class Batcher:
         """Raise `RequestError` 503 if `count` more images do not fit."""
         if self._stopping:
             raise stopping_error()
-        waiting = self.length + self._reserved
-        if waiting + count > self._capacity:
-            seconds = math.ceil(waiting * self._seconds_per_image)
-            message = f"queue full: {waiting} of {self._capacity} images are waiting; retry later"
+        load = self.length + self._reserved
+        if load + count > self._capacity:
+            seconds = math.ceil(load * self._seconds_per_image)
+            message = f"queue full: {load} of {self._capacity} images are waiting; retry later"
             raise RequestError(503, message, retry_after=min(max(1, seconds), _MAX_RETRY_AFTER))
 
     @contextmanager
@@ -118,8 +118,8 @@ class Batcher:
         if tickets:
             began = time.monotonic()
             self._answer(tickets)
-            latest = (time.monotonic() - began) / sum(len(ticket.canvases) for ticket in tickets)
-            self._seconds_per_image = 0.8 * self._seconds_per_image + 0.2 * latest
+            seconds = (time.monotonic() - began) / sum(len(ticket.canvases) for ticket in tickets)
+            self._seconds_per_image = 0.8 * self._seconds_per_image + 0.2 * seconds
         return True
 
     def _next_batch(self) -> list[Ticket]:

@@ -36,7 +36,7 @@ class Connection(HttpToolsProtocol):
         self.origin: str | None = None
 
     @property
-    def waiting(self) -> bool:
+    def is_idle(self) -> bool:
         """Return True if no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
@@ -45,10 +45,10 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.origin = _origin(self.client[0]) if self.client else None
         self._wait(self._limits.head_seconds)
-        others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
-        same = [one for one in others if one.origin == self.origin]
-        full = not _make_room(others, _slots(self._limits))
-        if full or (self.origin and not _make_room(same, self._limits.connections_per_address)):
+        neighbours = [c for c in self.connections if isinstance(c, Connection) and c is not self]
+        siblings = [connection for connection in neighbours if connection.origin == self.origin]
+        is_full = not _make_room(neighbours, _slots(self._limits))
+        if is_full or (self.origin and not _make_room(siblings, self._limits.connections_per_address)):
             self._send_error(RequestError(503, "too many connections are open; try again later", retry_after=1))
             self.transport.close()
 
@@ -59,14 +59,14 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse in pieces, so that no header grows beyond its limit."""
-        most = self._limits.head_bytes
+        limit = self._limits.head_bytes
         while data and not self._rejection and not self.transport.is_closing():
-            room = most - self._unparsed
+            room = limit - self._unparsed
             piece, data = data[:room], data[room:]
             self._unparsed += len(piece)
             super().data_received(piece)
-            if self._unparsed >= most and not self._rejection:
-                self._reject(RequestError(431, f"the headers are longer than {most:,} bytes; send fewer"))
+            if self._unparsed >= limit and not self._rejection:
+                self._reject(RequestError(431, f"the headers are longer than {limit:,} bytes; send fewer"))
 
     def on_url(self, url: bytes) -> None:
         """Reject an address that is too long."""
@@ -78,9 +78,9 @@ class Connection(HttpToolsProtocol):
         self._check_line(431, "a header", len(name) + len(value))
         super().on_header(name, value)
 
-    def _check_line(self, status: int, what: str, length: int) -> None:
-        if length > (most := self._limits.line_bytes):
-            self._rejection = RequestError(status, f"{what} is longer than {most:,} bytes; shorten it")
+    def _check_line(self, status: int, part: str, length: int) -> None:
+        if length > (limit := self._limits.line_bytes):
+            self._rejection = RequestError(status, f"{part} is longer than {limit:,} bytes; shorten it")
             raise self._rejection
 
     def on_headers_complete(self) -> None:
@@ -103,7 +103,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
-        if self.waiting:  # else the next request has arrived already
+        if self.is_idle:  # else the next request has arrived already
             self._wait(self.timeout_keep_alive + self._limits.head_seconds)
 
     def pause_writing(self) -> None:
@@ -114,7 +114,7 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """Lift the deadline: the client reads again."""
         super().resume_writing()
-        if not self.waiting:
+        if not self.is_idle:
             self._stop_waiting()
 
     def send_400_response(self, msg: str) -> None:
@@ -168,14 +168,14 @@ class Connection(HttpToolsProtocol):
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
 
 
-def _make_room(others: Sequence[Connection], slots: float) -> bool:
+def _make_room(neighbours: Sequence[Connection], slots: float) -> bool:
     """Return True if there is a slot for one more connection; if needed, close the one idle for longest."""
-    if len(others) < slots:
+    if len(neighbours) < slots:
         return True
-    waiting = [one for one in others if one.waiting]
-    if not waiting:
+    idle_connections = [connection for connection in neighbours if connection.is_idle]
+    if not idle_connections:
         return False
-    min(waiting, key=lambda one: one._idle_since).transport.abort()
+    min(idle_connections, key=lambda connection: connection._idle_since).transport.abort()
     return True
 
 
@@ -189,9 +189,9 @@ def _origin(address: str) -> str | None:
 
     None for this machine, where a proxy forwards the requests of many clients.
     """
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    if parsed.is_loopback:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if ip.is_loopback:
         return None
-    if isinstance(parsed, ipaddress.IPv6Address):
-        return str(ipaddress.IPv6Network((int(parsed), 64), strict=False))
-    return str(parsed)
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ipaddress.IPv6Network((int(ip), 64), strict=False))
+    return str(ip)

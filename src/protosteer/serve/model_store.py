@@ -71,14 +71,14 @@ class Store:
         settings = self.current.learner.settings
         if self.current.trainable(name):
             return
-        why = "keeps its tasks independent"
+        reason = "keeps its tasks independent"
         if self.current.trainable():
-            why = f"knows '{name}' already, and more images of it need no prompt"
+            reason = f"knows '{name}' already, and more images of it need no prompt"
         elif not settings.prompts:
-            why = "has no prompts"
+            reason = "has no prompts"
         elif settings.prompt_tasks == "first":
-            why = "has one shared prompt"
-        raise RequestError(422, f"this model {why}, so that there is nothing to train; leave out train")
+            reason = "has one shared prompt"
+        raise RequestError(422, f"this model {reason}, so that there is nothing to train; leave out train")
 
     def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:
         """Learn a class, or more images of a known one, from pixels [n, 3, h, w]; return its record."""
@@ -93,12 +93,12 @@ class Store:
         """Correct the label of one image [3, h, w] to a known or new class."""
         with self._turn():
             learner = self.current.learner.copy()
-            new = name not in learner.classes
-            made = correct(learner, pixels[None], name, file)
-            self._change(learner.memory, made.reader)
-            best = int(made.probabilities.argmax())
-            now = {"answer": made.reader.index.classes[best], "probability": float(made.probabilities[best])}
-            return Corrected.model_validate({**correction(made.record), "new_class": new, **now})
+            is_new = name not in learner.classes
+            outcome = correct(learner, pixels[None], name, file)
+            self._change(learner.memory, outcome.reader)
+            place = int(outcome.probabilities.argmax())
+            answer = {"answer": outcome.reader.index.classes[place], "probability": float(outcome.probabilities[place])}
+            return Corrected.model_validate({**correction(outcome.record), "new_class": is_new, **answer})
 
     def confirm(self, pixels: Sequence[Tensor], files: Sequence[ImageFile]) -> list[TaskRecord]:
         """Learn images [3, h, w], each as the class that is predicted for it; return their records."""
@@ -116,39 +116,39 @@ class Store:
                 record = undo(memory, None if id == LAST else id)
             except LearnerError as error:
                 raise RequestError(404, str(error)) from error
-            _check_rest(memory, record.class_names[0])
+            _check_not_empty(memory, record.class_names[0])
             self._change(memory)
             return record
 
     def forget(self, name: str) -> Forgotten:
-        """Forget a class, and return what that guarantees."""
+        """Forget a class; return what was removed and what that guarantees."""
         with self._turn():
             memory = Memory(self.current.memory.tasks)
             if name not in memory.classes:
                 raise RequestError(404, f"no class is named '{name}'; GET /classes lists them")
             forgotten = forget(memory, name)
-            _check_rest(memory, name)
+            _check_not_empty(memory, name)
             self._change(memory)
             return forgotten
 
-    def replace(self, old: TaskRecord, new: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
-        """Replace a record whose prompt was trained against those before it; `OutdatedError` if these have changed."""
+    def replace(self, old_record: TaskRecord, new_record: TaskRecord, predecessors: tuple[TaskRecord, ...]) -> None:
+        """Replace a record whose prompt was trained against its predecessors; `OutdatedError` if these have changed."""
         with self._lock:
-            self.check_before(old, before)
+            self.check_predecessors(old_record, predecessors)
             memory = Memory(self.current.memory.tasks)
-            memory.replace(old, new)
+            memory.replace(old_record, new_record)
             self._change(memory)
 
-    def before(self, record: TaskRecord) -> tuple[TaskRecord, ...]:
+    def predecessors(self, record: TaskRecord) -> tuple[TaskRecord, ...]:
         """Return the records before this one; raise `RequestError` 404 if it was deleted."""
         tasks = self.current.memory.tasks
         if record not in tasks:
             raise RequestError(404, f"class '{record.class_names[0]}' was deleted meanwhile")
         return tasks[: tasks.index(record)]
 
-    def check_before(self, record: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
-        """Raise `OutdatedError` if the records before this one are not `before`."""
-        if self.before(record) != before:
+    def check_predecessors(self, record: TaskRecord, predecessors: tuple[TaskRecord, ...]) -> None:
+        """Raise `OutdatedError` if the records before this one are not `predecessors`."""
+        if self.predecessors(record) != predecessors:
             raise OutdatedError
 
     def _change(self, memory: Memory, reader: Reader | None = None) -> None:
@@ -202,14 +202,14 @@ class Store:
             refitting.join(seconds)
 
 
-def _check_rest(memory: Memory, removed: str) -> None:
+def _check_not_empty(memory: Memory, name: str) -> None:
     if not len(memory):
-        raise RequestError(409, f"'{removed}' is the only class, and a model needs one; add another first")
+        raise RequestError(409, f"'{name}' is the only class, and a model needs one; add another first")
 
 
 def _check_same(memory: Memory, path: Path) -> None:
     """Check that the file still holds the model: it may have changed while weights were read."""
-    on_disk = model_file.read(path)
-    if dataclasses.replace(on_disk, memory=memory).pack() != on_disk.pack():
+    file_model = model_file.read(path)
+    if dataclasses.replace(file_model, memory=memory).pack() != file_model.pack():
         message = f"{path} does not hold the model that is to be served; load it again"
         raise ModelFileError(message, code="other-model", path=path)

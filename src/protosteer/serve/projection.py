@@ -32,16 +32,16 @@ class Projection:
     axes: Tensor  # [2, D], each already divided by the scale; 0 where there is no such axis
 
     @classmethod
-    def fit(cls, memory: Memory, reader: Reader, previous: Projection | None = None) -> Projection:
-        """Fit the map of a memory's classes, whose directions its reader has; turn it to the previous one."""
+    def fit(cls, memory: Memory, reader: Reader, earlier_map: Projection | None = None) -> Projection:
+        """Fit the map of a memory's classes, whose directions its reader has; turn it to the earlier map."""
         if not len(memory):
             raise LearnerError("a model without classes has no map; learn a class first", code="nothing-learned")
         directions = reader.class_directions()
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)
         coordinates = (directions - origin) @ axes.T
-        if previous is not None:
-            turn = previous.turn_of(reader.index.classes, coordinates)
+        if earlier_map is not None:
+            turn = earlier_map.turn_of(reader.index.classes, coordinates)
             axes, coordinates = turn.T @ axes, coordinates @ turn
         extent = float(coordinates.abs().max())
         scale = 1 / extent if extent > ROUNDING else 1.0
@@ -56,8 +56,8 @@ class Projection:
         rows = [row for row, name in enumerate(names) if name in places]
         if len(rows) < 2:
             return torch.eye(2, dtype=coordinates.dtype)
-        old = torch.tensor([places[names[row]] for row in rows], dtype=coordinates.dtype)
-        left, _, right = torch.linalg.svd(coordinates[rows].T @ old)
+        targets = torch.tensor([places[names[row]] for row in rows], dtype=coordinates.dtype)
+        left, _, right = torch.linalg.svd(coordinates[rows].T @ targets)
         return left @ right
 
     def place(self, embeddings: Tensor) -> list[tuple[float, float]]:
@@ -66,15 +66,15 @@ class Projection:
         return _clip((directions - self.origin) @ self.axes.T, EDGE)
 
 
-def _axes(centred: Tensor, origin: Tensor) -> Tensor:
+def _axes(offsets: Tensor, origin: Tensor) -> Tensor:
     """Compute the principal axes [2, D] of the rows [C, D].
 
     Two classes vary along one axis and a single one along none. The direction of the origin then fills the free
     axis: along it an image moves away as it becomes unlike all classes.
     """
-    axes = centred.new_zeros(2, centred.shape[1])
+    axes = offsets.new_zeros(2, offsets.shape[1])
     count = 0
-    for axis in [*_principal(centred), origin]:
+    for axis in [*_principal(offsets), origin]:
         free = axis - axes.T @ (axes @ axis)
         if count < 2 and float(free.norm()) > ROUNDING:
             axes[count] = normalize(free, dim=0)
@@ -84,13 +84,13 @@ def _axes(centred: Tensor, origin: Tensor) -> Tensor:
     return axes * torch.where(axes.gather(1, decisive[:, None]) < 0, -1.0, 1.0)
 
 
-def _principal(centred: Tensor) -> list[Tensor]:
+def _principal(offsets: Tensor) -> list[Tensor]:
     """Return the two longest axes, or fewer, from the smaller of the two Gram matrices."""
-    count, dim = centred.shape
+    count, dim = offsets.shape
     if count <= dim:
-        _, lengths, axes = torch.linalg.svd(centred, full_matrices=False)
+        _, lengths, axes = torch.linalg.svd(offsets, full_matrices=False)
     else:
-        squares, columns = torch.linalg.eigh(centred.T @ centred)
+        squares, columns = torch.linalg.eigh(offsets.T @ offsets)
         lengths, axes = squares.clamp(min=0).sqrt().flip(0), columns.T.flip(0)
     return [axis for axis, length in zip(axes[:2], lengths[:2], strict=True) if length > ROUNDING]
 

@@ -200,7 +200,7 @@ def _add_overviews(app: FastAPI, models: ModelRegistry) -> None:
 
     gauges: dict[str, tuple[str, Callable[[Service], int]]] = {
         "queue_images": ("Images that wait for the model.", lambda s: s.batcher.length),
-        "jobs": ("Trainings that wait or run.", lambda s: s.jobs.open),
+        "jobs": ("Trainings that wait or run.", lambda s: s.jobs.open_count),
         "classes": ("Classes of the model.", lambda s: len(s.store.current.memory.classes)),
         "corrections": ("Corrections that hold.", lambda s: len(s.store.current.memory.corrections)),
     }

@@ -27,12 +27,12 @@ from protosteer.workflows.prediction_table import prediction_rows
 class Snapshot:
     """A learner with everything that is computed once per change: the map, thresholds, reliability."""
 
-    def __init__(self, learner: Learner, path: Path, thumbnails: bool = False, previous: Projection | None = None):
+    def __init__(self, learner: Learner, path: Path, thumbnails: bool = False, earlier_map: Projection | None = None):
         self.learner = learner
         self.memory = learner.memory
         self.path = path
         # Computed here, by the request that makes the change, not by the next prediction.
-        self.projection = Projection.fit(self.memory, learner.reader, previous)
+        self.projection = Projection.fit(self.memory, learner.reader, earlier_map)
         self.calibrated = calibrated(learner)
         self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
         self.reliability = _reliability(learner.reader)
@@ -47,7 +47,7 @@ class Snapshot:
         """
         prediction = self.learner.predict(pixels)
         rows = prediction_rows(self.learner, prediction, [""] * len(prediction), top)
-        more = zip(
+        columns = zip(
             rows,
             prediction.candidates,
             prediction.similarities.amax(dim=1).tolist(),
@@ -59,10 +59,10 @@ class Snapshot:
                 **{name: value for name, value in row.to_dict().items() if name not in ("path", "unknown")},
                 "candidates": candidates,
                 "greatest": greatest,
-                "top": [{**other, "task": self._owners[other["label"]][0]} for other in row.top],
+                "top": [{**candidate, "task": self._owners[candidate["label"]][0]} for candidate in row.top],
                 "position": position,
             }
-            for row, candidates, greatest, position in more
+            for row, candidates, greatest, position in columns
         ]
 
     def trainable(self, name: str = "") -> bool:
@@ -76,31 +76,31 @@ class Snapshot:
             name: {"name": name, "task": tasks[0], "tasks": tasks, **counters} for name, tasks in self._owners.items()
         }
         table = self.memory.table
-        plain, values = table.lengths("plain"), table.lengths("values")
-        counts = torch.where(plain > 0, plain, values).tolist()
-        for name, images, prototypes in zip(table.names, table.images.tolist(), counts, strict=True):
+        prototype_counts, value_counts = table.lengths("plain"), table.lengths("values")
+        numbers = torch.where(prototype_counts > 0, prototype_counts, value_counts).tolist()
+        for name, images, prototypes in zip(table.names, table.images.tolist(), numbers, strict=True):
             classes[name]["images"] += images
             classes[name]["centroids"] += prototypes
         for name, thumbs in self.thumbnails.items():
             classes[name]["thumbnails"] = len(thumbs)
-        for name, checked in self._checked.items():
-            classes[name] |= checked
+        for name, check in self._loo_checks.items():
+            classes[name] |= check
         return list(classes.values())
 
     @cached_property
-    def _checked(self) -> dict[str, dict[str, Any]]:
-        """Of each class: stored images checked by leave-one-out, how many are right, what others are taken for."""
+    def _loo_checks(self) -> dict[str, dict[str, Any]]:
+        """Count each class's stored images and those right by leave-one-out, and name its most frequent confusion."""
         loo, names = self.learner.reader.loo_predictions(), self.memory.classes
         if loo is None or loo.predicted is None or len(names) < 2:
             return {}
         labels, predicted = ([names[place] for place in places.tolist()] for places in (loo.labels, loo.predicted))
         pairs = Counter(zip(labels, predicted, strict=True))
-        found: dict[str, dict[str, Any]] = {name: {"checked": 0, "right": 0, "confused_with": None} for name in names}
+        checks: dict[str, dict[str, Any]] = {name: {"checked": 0, "right": 0, "confused_with": None} for name in names}
         for name, count in Counter(labels).items():
-            found[name] |= {"checked": count, "right": pairs[name, name]}
-        for actual, other, _ in reversed(most_confused(pairs, len(pairs))):  # the most frequent comes last
-            found[actual]["confused_with"] = other
-        return found
+            checks[name] |= {"checked": count, "right": pairs[name, name]}
+        for actual, mistake, _ in reversed(most_confused(pairs, len(pairs))):  # the most frequent comes last
+            checks[actual]["confused_with"] = mistake
+        return checks
 
     @cached_property
     def description(self) -> dict[str, Any]:

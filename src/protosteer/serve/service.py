@@ -21,7 +21,7 @@ from protosteer.serve.metrics import Metrics
 from protosteer.serve.model_store import Store
 from protosteer.serve.schemas import Corrected, LearnResult
 from protosteer.serve.training_jobs import Jobs
-from protosteer.serve.uploads import Uploads, shown
+from protosteer.serve.uploads import Uploads, shorten_name
 from protosteer.util.files import STALE, remove_leftovers
 from protosteer.util.text import check_name
 from protosteer.workflows.ood import check_fraction
@@ -65,11 +65,11 @@ class Service:
     async def predict(self, request: Request, top: int, reject: float) -> list[Row]:
         """Predict the images of a request; return one row per image, in the order sent."""
         self.batcher.check_room()  # before anything is received
-        async with self.uploads.received(request) as files:
+        async with self.uploads.receive(request) as files:
             with self.batcher.reserve(len(files)):
                 canvases = await self.uploads.decode(files)
                 answer = asyncio.wrap_future(self.batcher.submit(canvases, top))
-        rows = await _unless_gone(request, answer)
+        rows = await _await_answer(request, answer)
         current = self.store.current
         rejection = current.rejection(reject) if current.calibrated else None
         return [
@@ -89,7 +89,7 @@ class Service:
             self.store.check_trainable(name)
         job = self.jobs.admit(name) if train else None
         try:
-            async with self.uploads.received(request) as files:
+            async with self.uploads.receive(request) as files:
                 pixels = torch.stack(await self.uploads.decode(files))
             image_bytes = sum(file.size or 0 for file in files)
             record = await asyncio.to_thread(self.store.add, name, pixels, image_bytes)
@@ -104,7 +104,7 @@ class Service:
     async def correct(self, request: Request, name: str) -> Corrected:
         """Correct the model with the one image of a request."""
         _check_class(name)
-        async with self.uploads.received(request) as files:
+        async with self.uploads.receive(request) as files:
             if len(files) != 1:
                 raise RequestError(422, f"{len(files)} images cannot be one correction; send them one by one")
             (pixels,) = await self.uploads.decode(files)
@@ -113,7 +113,7 @@ class Service:
 
     async def confirm(self, request: Request) -> list[TaskRecord]:
         """Learn the images of a request, each as the class that is predicted for it."""
-        async with self.uploads.received(request) as files:
+        async with self.uploads.receive(request) as files:
             pixels, images = await self.uploads.decode(files), [await _image_file(file) for file in files]
         return await asyncio.to_thread(self.store.confirm, pixels, images)
 
@@ -152,18 +152,18 @@ def _check_class(name: str) -> None:
 
 async def _image_file(file: UploadFile) -> ImageFile:
     await file.seek(0)  # it has been decoded
-    return ImageFile(await file.read(), shown(file.filename or ""))
+    return ImageFile(await file.read(), shorten_name(file.filename or ""))
 
 
-async def _unless_gone(request: Request, answer: asyncio.Future[list[Row]]) -> list[Row]:
+async def _await_answer(request: Request, answer: asyncio.Future[list[Row]]) -> list[Row]:
     """Return the answer; raise ClientDisconnect if the client disconnects first."""
-    gone = asyncio.ensure_future(request.receive())  # the body is complete: the next message is the disconnect
-    either: set[asyncio.Future[Any]] = {answer, gone}
+    disconnect = asyncio.ensure_future(request.receive())  # the body is complete: the next message is the disconnect
+    futures: set[asyncio.Future[Any]] = {answer, disconnect}
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise ClientDisconnect
         return answer.result()
     finally:
-        gone.cancel()
+        disconnect.cancel()
         answer.cancel()

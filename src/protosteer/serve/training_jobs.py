@@ -34,16 +34,16 @@ _MESSAGES = {"keys": "embedding the images", "training": "training the prompt", 
 class Jobs:
     """Admit, run and report training jobs."""
 
-    def __init__(self, store: Store, most: int):
+    def __init__(self, store: Store, capacity: int):
         self._store = store
-        self._most = most
+        self._capacity = capacity
         self._lock = threading.Lock()
         self._training = threading.Lock()  # held by the job that trains
         self._jobs: dict[str, JobStatus] = {}  # open jobs, and the last ones that ended
         self._stopping = False
 
     @property
-    def open(self) -> int:
+    def open_count(self) -> int:
         """Return the number of jobs that wait or train."""
         return sum(not status.ended for status in list(self._jobs.values()))
 
@@ -58,10 +58,10 @@ class Jobs:
         with self._lock:
             if self._stopping:
                 raise stopping_error()
-            if self.open >= self._most:
-                raise RequestError(503, f"{self.open} trainings are waiting; try again later", retry_after=30)
-            for old in [id for id, status in self._jobs.items() if status.ended][:-_MAX_ENDED]:
-                del self._jobs[old]
+            if self.open_count >= self._capacity:
+                raise RequestError(503, f"{self.open_count} trainings are waiting; try again later", retry_after=30)
+            for ended_id in [id for id, status in self._jobs.items() if status.ended][:-_MAX_ENDED]:
+                del self._jobs[ended_id]
             id = secrets.token_hex(8)
             self._jobs[id] = JobStatus(
                 id=id, class_=class_name, state="waiting", done=0, total=0, seconds_left=None, message=""
@@ -110,36 +110,36 @@ class Jobs:
         served = self._store.current.learner
         labels = record.class_names * len(pixels)
         while True:
-            before = self._store.before(record)
-            if not before:
+            predecessors = self._store.predecessors(record)
+            if not predecessors:
                 raise RequestError(422, "no class is left to train this one against")
             learner = Learner(served.backbone, served.settings)
-            learner.memory = Memory(before)
+            learner.memory = Memory(predecessors)
             try:
-                on_stage = partial(self._on_stage, id, record, before)
-                trained = learner.learn((pixels, labels), record.name, on_stage)
-                self._store.replace(record, _completed(trained, record), before)
+                on_stage = partial(self._on_stage, id, record, predecessors)
+                trained_record = learner.learn((pixels, labels), record.name, on_stage)
+                self._store.replace(record, _complete(trained_record, record), predecessors)
                 return
             except OutdatedError:
                 message = "restarting: a class was deleted, or a correction was undone"
                 self._update(id, done=0, total=0, seconds_left=None, message=message)
 
-    def _on_stage(self, id: str, record: TaskRecord, before: tuple[TaskRecord, ...], stage: Stage) -> None:
+    def _on_stage(self, id: str, record: TaskRecord, predecessors: tuple[TaskRecord, ...], stage: Stage) -> None:
         if self._stopping:
             raise RequestError(503, "the service is stopping; the class stays as it was added")
-        self._store.check_before(record, before)
+        self._store.check_predecessors(record, predecessors)
         self._update(id, message=_MESSAGES[stage.doing])
         if stage.training:
             self._update(id, done=stage.done, total=stage.total, seconds_left=stage.training.seconds_left)
 
 
-def _completed(trained: TaskRecord, added: TaskRecord) -> TaskRecord:
-    """Copy what was measured when the class was added: date, bytes and similarities of held-out images.
+def _complete(record: TaskRecord, added_record: TaskRecord) -> TaskRecord:
+    """Complete a trained record by what was measured when the class was added: date, bytes, held-out similarities.
 
     They were measured before the prompt was trained on all images.
     """
-    classes = trained.classes.with_rows("held_out", [added.classes.columns.get("held_out")])
+    classes = record.classes.with_rows("held_out", [added_record.classes.columns.get("held_out")])
     metadata = dataclasses.replace(
-        trained.metadata, learned=added.metadata.learned, image_bytes=added.metadata.image_bytes
+        record.metadata, learned=added_record.metadata.learned, image_bytes=added_record.metadata.image_bytes
     )
-    return dataclasses.replace(trained, classes=classes, metadata=metadata)
+    return dataclasses.replace(record, classes=classes, metadata=metadata)

@@ -48,7 +48,7 @@ class Uploads:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="decode")
 
     @asynccontextmanager
-    async def received(self, request: Request) -> AsyncIterator[list[UploadFile]]:
+    async def receive(self, request: Request) -> AsyncIterator[list[UploadFile]]:
         """Yield the named files in field `images` of a multipart form; close them at the end."""
         if self._open >= self._limits.uploads:
             raise RequestError(503, f"{self._open} uploads are under way; try again later", retry_after=1)
@@ -64,7 +64,8 @@ class Uploads:
 
     async def decode(self, files: Sequence[UploadFile]) -> list[Tensor]:
         """Decode files to uint8 [3, h, w], all of one size; raise `RequestError` for the first bad image."""
-        images = await self._in_threads(partial(self.opened, total=_PixelTotal(self._limits.request_pixels)), files)
+        total = _PixelTotal(self._limits.request_pixels)
+        images = await self._in_threads(partial(self.read_header, total=total), files)
         return await self._in_threads(self.canvas, images)
 
     async def _in_threads(self, work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
@@ -72,7 +73,7 @@ class Uploads:
         loop = asyncio.get_running_loop()
         step = math.ceil(len(items) / _THREADS)
         chunks = [items[i : i + step] for i in range(0, len(items), step)]
-        tasks = [loop.run_in_executor(self._pool, _each, work, chunk) for chunk in chunks]
+        tasks = [loop.run_in_executor(self._pool, _apply, work, chunk) for chunk in chunks]
         await asyncio.gather(*tasks, return_exceptions=True)
         return [result for task in tasks for result in task.result()]
 
@@ -84,12 +85,12 @@ class Uploads:
         limits = self._limits
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise RequestError(422, f"the request has no images; send them as multipart/form-data, field '{FIELD}'")
-        announced = request.headers.get("content-length", "")
-        _check_bytes(int(announced) if announced.isdecimal() else 0, limits.request_bytes)
-        bounded = Request(request.scope, _counted(request.receive, limits.request_bytes))
+        length = request.headers.get("content-length", "")
+        _check_bytes(int(length) if length.isdecimal() else 0, limits.request_bytes)
+        limited_request = Request(request.scope, _count_bytes(request.receive, limits.request_bytes))
         try:
             return await asyncio.wait_for(
-                bounded.form(max_files=limits.images, max_fields=_MAX_FIELDS), limits.upload_seconds
+                limited_request.form(max_files=limits.images, max_fields=_MAX_FIELDS), limits.upload_seconds
             )
         except asyncio.TimeoutError:
             raise RequestError(
@@ -115,32 +116,32 @@ class Uploads:
                 )
             part.filename = part.filename or f"image {number}"
             if (part.size or 0) > self._limits.file_bytes:
-                name, most = shown(part.filename), self._limits.file_bytes
-                raise RequestError(413, f"{name} is larger than {most:,} bytes; make it smaller")
+                name, limit = shorten_name(part.filename), self._limits.file_bytes
+                raise RequestError(413, f"{name} is larger than {limit:,} bytes; make it smaller")
             files.append(part)
         if not files:
             raise RequestError(422, f"the form has no file in field '{FIELD}'; add at least one image")
         return files
 
-    def opened(self, file: UploadFile, total: _PixelTotal) -> Opened:
+    def read_header(self, file: UploadFile, total: _PixelTotal) -> OpenImage:
         """Read an image's header; raise `RequestError` if it is no image, or too large alone or in total."""
         total.add(0)  # fails once other images exceeded the limit: the rest is not opened
-        name, most = shown(file.filename or ""), self._limits.pixels
-        with _reading(name, most):
+        name, limit = shorten_name(file.filename or ""), self._limits.pixels
+        with _explain_errors(name, limit):
             image = Image.open(io.BytesIO(file.file.read()), formats=formats())
-            if image.width * image.height > most:
+            if image.width * image.height > limit:
                 raise Image.DecompressionBombError
         total.add(image.width * image.height)
-        return Opened(name, image)
+        return OpenImage(name, image)
 
-    def canvas(self, opened: Opened) -> Tensor:
+    def canvas(self, source: OpenImage) -> Tensor:
         """Decode an opened image to uint8 [3, h, w]."""
-        with _reading(opened.name, self._limits.pixels), closing(opened.image) as image:
+        with _explain_errors(source.name, self._limits.pixels), closing(source.image) as image:
             return self._preprocessing.to_canvas(image)
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenImage:
     """An image whose header alone was read."""
 
     name: str
@@ -150,25 +151,25 @@ class Opened:
 class _PixelTotal:
     """Count the pixels of one request's images while threads open them."""
 
-    def __init__(self, most: int):
-        self._most = most
+    def __init__(self, limit: int):
+        self._limit = limit
         self._count = 0
         self._lock = threading.Lock()
 
     def add(self, pixels: int) -> None:
         with self._lock:
             self._count += pixels
-            exceeded = self._count > self._most
-        if exceeded:
-            raise RequestError(413, f"the images have more than {self._most:,} pixels together; send fewer at once")
+            is_exceeded = self._count > self._limit
+        if is_exceeded:
+            raise RequestError(413, f"the images have more than {self._limit:,} pixels together; send fewer at once")
 
 
 @contextmanager
-def _reading(name: str, most: int) -> Iterator[None]:
+def _explain_errors(name: str, limit: int) -> Iterator[None]:
     try:
         yield
     except Image.DecompressionBombError:
-        raise RequestError(413, f"{name} has more than {most:,} pixels; make it smaller") from None
+        raise RequestError(413, f"{name} has more than {limit:,} pixels; make it smaller") from None
     except Exception:  # a damaged file makes decoders raise nearly anything
         heic = (
             " (for HEIC, install protosteer[heic] where the service runs, or save a JPEG copy)"
@@ -179,30 +180,30 @@ def _reading(name: str, most: int) -> Iterator[None]:
         raise RequestError(422, message) from None
 
 
-def _each(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+def _apply(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
     return [work(item) for item in items]
 
 
-def _counted(receive: Receive, most: int) -> Receive:
+def _count_bytes(receive: Receive, limit: int) -> Receive:
     """Count the bytes that arrive: the announced length may be wrong or absent."""
-    received = 0
+    total = 0
 
-    async def counted() -> Message:
-        nonlocal received
+    async def receive_counted() -> Message:
+        nonlocal total
         message = await receive()
-        received += len(message.get("body", b""))
-        _check_bytes(received, most)
+        total += len(message.get("body", b""))
+        _check_bytes(total, limit)
         return message
 
-    return counted
+    return receive_counted
 
 
-def _check_bytes(count: int, most: int) -> None:
-    if count > most:
-        raise RequestError(413, f"the request is larger than {most:,} bytes; send fewer images at once")
+def _check_bytes(count: int, limit: int) -> None:
+    if count > limit:
+        raise RequestError(413, f"the request is larger than {limit:,} bytes; send fewer images at once")
 
 
-def shown(name: str) -> str:
-    """Shorten a file's name and make it printable in one line."""
+def shorten_name(name: str) -> str:
+    """Return a file's name in one printable line of at most 100 characters."""
     text = printable(name)
     return text if len(text) <= 100 else f"{text[:97]}..."
