@@ -1,4 +1,4 @@
-"""What all measurements share: ratios of times, and random backbones, images and memories.
+"""Functions that all measurements share: ratios of times, and random backbones, images and memories.
 
 Speed does not depend on the values of the weights, so random ones stand for trained ones.
 """
@@ -39,11 +39,11 @@ class Ratio:
     """Reference time / our time: larger is better."""
 
     name: str
-    about: str  # what is measured against what, for a person
+    about: str  # the comparison in words
     reference: list[float]  # seconds of each repeat
     ours: list[float]  # repeat i ran beside repeat i of the reference
     target: float
-    notes: list[str] = field(default_factory=list)  # absolute rates and the like, as information only
+    notes: list[str] = field(default_factory=list)  # absolute rates, for information only
 
     @property
     def value(self) -> float:
@@ -53,8 +53,8 @@ class Ratio:
     @property
     def spread(self) -> float:
         """Greatest minus smallest ratio over the repeats."""
-        each = [slow / quick for slow, quick in zip(self.reference, self.ours, strict=True)]
-        return max(each) - min(each)
+        ratios = [slow / quick for slow, quick in zip(self.reference, self.ours, strict=True)]
+        return max(ratios) - min(ratios)
 
 
 def interleaved(sides: Mapping[Name, Side], repeats: int) -> dict[Name, list[float]]:
@@ -73,11 +73,11 @@ def by_layer(name: str, about: str, images: int, sides: Mapping[int, Side], targ
     times = interleaved(sides, repeats)
     ratios = [Ratio(name, about, times[0], times[1], target)]
     for k in list(sides)[2:]:
-        late, compared = f"late_{name.replace('_step', '')}_k{k}", f"ours with prompts from layer 1 / {k}"
-        ratios.append(Ratio(late, compared, times[1], times[k], 1.0))
+        ratio_name, comparison = f"late_{name.replace('_step', '')}_k{k}", f"ours with prompts from layer 1 / {k}"
+        ratios.append(Ratio(ratio_name, comparison, times[1], times[k], 1.0))
     for ratio in ratios:
-        each = [1000 * median(seconds) / images for seconds in (ratio.reference, ratio.ours)]
-        ratio.notes.append("{:.2f} ms an image against {:.2f}".format(*each))
+        image_times = [1000 * median(seconds) / images for seconds in (ratio.reference, ratio.ours)]
+        ratio.notes.append("{:.2f} ms an image against {:.2f}".format(*image_times))
     return ratios
 
 
@@ -113,18 +113,18 @@ def memory_of(
     generator = torch.Generator().manual_seed(0)
     mean, deviation = embeddings.mean(dim=0), embeddings.std(dim=0)
 
-    def drawn(count: int) -> Tensor:
+    def draw(count: int) -> Tensor:
         return mean + deviation * torch.randn(tasks, classes, count, backbone.dim, generator=generator)
 
-    keys, values = drawn(IMAGES if evidence else CENTROIDS), drawn(CENTROIDS)
+    keys, values = draw(IMAGES if evidence else CENTROIDS), draw(CENTROIDS)
     prompts = torch.randn(tasks, *backbone.prompt_shape(1, from_layer=prompt_from_layer), generator=generator)
     deviations = torch.zeros(1, 1).expand(CENTROIDS, backbone.dim)  # takes no memory
     counts, single = (torch.ones(count, dtype=torch.int64) for count in (CENTROIDS, IMAGES))
 
     def record(t: int, k: int) -> ClassRecord:
         groups = Centroids(values[t, k], deviations, counts)
-        plain = ClassSummary(F.normalize(keys[t, k], dim=1), single, deviations[0]) if evidence else None
-        return ClassRecord(f"class-{t}-{k}", plain.points if plain else keys[t, k], groups, plain=plain)
+        summary = ClassSummary(F.normalize(keys[t, k], dim=1), single, deviations[0]) if evidence else None
+        return ClassRecord(f"class-{t}-{k}", summary.points if summary else keys[t, k], groups, plain=summary)
 
     return Memory(
         TaskRecord(f"task-{t}", ClassTable.of(record(t, k) for k in range(classes)), prompts[t]) for t in range(tasks)

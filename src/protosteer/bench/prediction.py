@@ -41,15 +41,15 @@ def measure(
 
 
 def plain_passes(vit: ViT, batch: Tensor, passes: int) -> None:
-    """Send `passes` images through the ViT: the ready batch [B, 3, H, W] again and again."""
+    """Send `passes` images through the ViT: the same preprocessed batch [B, 3, H, W], repeated."""
     with torch.inference_mode():
-        for done in range(0, passes, len(batch)):
-            vit(batch[: passes - done])
+        for start in range(0, passes, len(batch)):
+            vit(batch[: passes - start])
 
 
 def best_batch(backbone: Backbone) -> Tensor:
-    """Return ready images [B, 3, H, W] with the B that makes plain passes fastest, by a short trial."""
-    ready = backbone.preprocessing(pictures(backbone, max(BATCHES)))
-    sides = {size: partial(plain_passes, backbone.vit, ready[:size], len(ready)) for size in BATCHES}
+    """Return preprocessed images [B, 3, H, W] with the B that makes plain passes fastest, by a short trial."""
+    images = backbone.preprocessing(pictures(backbone, max(BATCHES)))
+    sides = {size: partial(plain_passes, backbone.vit, images[:size], len(images)) for size in BATCHES}
     times = interleaved(sides, 2)
-    return ready[: min(times, key=lambda size: min(times[size]))]
+    return images[: min(times, key=lambda size: min(times[size]))]

@@ -25,14 +25,14 @@ def run_all(
     on_message: Callable[[str], None] = lambda _: None,
     precision: str = AUTO_PRECISION,
 ) -> tuple[list[Ratio], dict[str, str]]:
-    """Measure subjects, always in the order of SUBJECTS; return the ratios, and why subjects were skipped."""
-    unknown = [name for name in names or () if name not in SUBJECTS]
-    if unknown:
-        message = f"nothing to measure is called {unknown[0]!r}; choose from {', '.join(SUBJECTS)}"
-        raise SettingsError(message, code="unknown-subject", name=unknown[0])
+    """Measure subjects in the order of SUBJECTS; return the ratios, and the reason for each skipped subject."""
+    unknown_names = [name for name in names or () if name not in SUBJECTS]
+    if unknown_names:
+        message = f"nothing to measure is called {unknown_names[0]!r}; choose from {', '.join(SUBJECTS)}"
+        raise SettingsError(message, code="unknown-subject", name=unknown_names[0])
     if repeats < 1:
         raise SettingsError(f"repeats = {repeats}: must be at least 1", code="too-few-repeats")
-    ratios, skipped = list[Ratio](), dict[str, str]()
+    ratios, reasons = list[Ratio](), dict[str, str]()
     for name in SUBJECTS:
         if names and name not in names:
             continue
@@ -40,17 +40,17 @@ def run_all(
         reason = subject.skip_reason(precision) if hasattr(subject, "skip_reason") else None
         on_message(f"skipping {name}: {reason}" if reason else f"measuring {name} ...")
         if reason:
-            skipped[name] = reason
+            reasons[name] = reason
         else:
             ratios += subject.run(repeats)
-    return ratios, skipped
+    return ratios, reasons
 
 
-def as_json(ratios: Sequence[Ratio], skipped: Mapping[str, str] | None = None) -> dict[str, Any]:
+def as_json(ratios: Sequence[Ratio], reasons: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return ratios, skipped subjects, notes, and the machine and versions they were measured with."""
     return {
         "ratios": {r.name: {"value": r.value, "target": r.target, "spread": r.spread} for r in ratios},
-        "skipped": dict(skipped or {}),
+        "skipped": dict(reasons or {}),
         "notes": {r.name: r.notes for r in ratios},
         **circumstances(torch.device("cpu")),
     }
@@ -67,6 +67,6 @@ def table(ratios: Sequence[Ratio]) -> list[RenderableType]:
         Text.assemble((r.name, "bold"), f": {r.about}", *((f"\n  - {note}", "dim") for note in r.notes)) for r in ratios
     ]
     about = circumstances(torch.device("cpu"))
-    where = "{processor}, cores: {cores}, {system}".format(**about["machine"])
+    machine = "{processor}, cores: {cores}, {system}".format(**about["machine"])
     software = "threads: {}, torch {torch}, Python {python}".format(about["threads"], **about["versions"])
-    return [overview, *details, Text(f"Absolute figures hold for this machine: {where}, {software}")]
+    return [overview, *details, Text(f"Absolute figures hold for this machine: {machine}, {software}")]

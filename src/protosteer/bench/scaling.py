@@ -59,15 +59,15 @@ def measure(backbone: Backbone, batch: Tensor, classes: int, rule: str, repeats:
     times = interleaved(sides, repeats)
     passes = float(overhead(learner, embeddings).passes.double().mean())
     forward = [seconds * passes / len(batch) for seconds in times["backbone"]]
-    rest = [seconds / images for seconds in times["rest"]]
+    image_times = [seconds / images for seconds in times["rest"]]
     about = f"{backbone.name}: backbone's share of predict at {classes:,} classes, rule: {rule}"
     note = (
-        f"{classes:,} classes, {tasks:,} tasks: {1000 * median(rest):.2f} ms an image beside "
+        f"{classes:,} classes, {tasks:,} tasks: {1000 * median(image_times):.2f} ms an image beside "
         f"{1000 * median(forward):.0f} ms of {passes:.1f} backbone passes; {opening:.1f} s to open the model, or "
         "after any change to it"
     )
     name = "many_classes" if rule == "paper" else "many_classes_evidence"
-    return Ratio(name, about, forward, list(map(add, forward, rest)), TARGET, [note])
+    return Ratio(name, about, forward, list(map(add, forward, image_times)), TARGET, [note])
 
 
 def overhead(learner: Learner, embeddings: Tensor) -> Prediction:

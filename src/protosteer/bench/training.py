@@ -101,7 +101,7 @@ def concatenating(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
 
 
 def by_pillow(augment: Augmentation, pixels: Tensor) -> Tensor:
-    """What `augment` draws, done in Pillow: image by image, step by step, in 8 bits, then normalised."""
+    """Augment and normalise images as `augment` draws it, but in Pillow: image by image, step by step, in 8 bits."""
     choices, size = augment.draw(pixels.shape), augment.preprocessing.image_size
     images = [np.array(_one_by_pillow(image, choices, i, size)) for i, image in enumerate(pixels)]
     levels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
@@ -116,7 +116,7 @@ def _one_by_pillow(pixels: Tensor, choices: Choices, i: int, size: int) -> Image
         image = ImageOps.mirror(image)
     if choices.jittered[i]:
         for step in choices.orders[i].tolist():
-            image = _jittered(image, step, choices.factors[i, step].item())
+            image = _jitter(image, step, choices.factors[i, step].item())
     if choices.grey[i]:
         image = image.convert("L").convert("RGB")
     if choices.blurred[i]:
@@ -124,11 +124,11 @@ def _one_by_pillow(pixels: Tensor, choices: Choices, i: int, size: int) -> Image
     return ImageOps.solarize(image) if choices.solarized[i] else image
 
 
-def _jittered(image: Image.Image, step: int, factor: float) -> Image.Image:
-    """Steps are numbered as in augment.JITTER_STEPS; the last one turns the hue."""
+def _jitter(image: Image.Image, step: int, factor: float) -> Image.Image:
+    """Apply one colour step, numbered as in augment.JITTER_STEPS; the last one turns the hue."""
     if step < 3:
         enhance = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[step]
         return enhance(image).enhance(factor)
     hue, saturation, value = image.convert("HSV").split()
-    turned = hue.point([(level + round(255 * factor)) % 256 for level in range(256)])
-    return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
+    new_hue = hue.point([(level + round(255 * factor)) % 256 for level in range(256)])
+    return Image.merge("HSV", (new_hue, saturation, value)).convert("RGB")

@@ -1,6 +1,6 @@
-"""A model for programs that have neither protosteer nor torch: `export_onnx`.
+"""Export a model for programs that have neither protosteer nor torch: `export_onnx`.
 
-The folder holds the frozen ViT as an ONNX graph, what has been learned as plain arrays, labels and
+The folder holds the frozen ViT as an ONNX graph, prototypes and prompts as plain arrays, labels and
 preprocessing as JSON, and a program that predicts by the model's rule. Before anything is written the graph is
 run and compared with the ViT itself.
 """
@@ -68,15 +68,15 @@ def export_onnx(
 ) -> list[Path]:
     """Write the folder atomically; replace an earlier export, and reject anything else.
 
-    option: by what a caller names the folder, for a message about one that cannot be written to.
+    `option` is how the caller names the folder, for the error about a folder that cannot be written.
     """
     folder = export_folder(folder, FILES)
     arrays = learned_arrays(learner)
     graph = checked_network(learner, arrays, on_message)
     program = resources.files("protosteer").joinpath("assets", "onnx_predict.py")
-    known, version = len(learner.classes), protosteer.__version__
-    contained = _CONTENTS[learner.reader.rule]
-    readme = _README.format(classes=known, version=version, net=learner.backbone, **contained)
+    class_count, version = len(learner.classes), protosteer.__version__
+    texts = _CONTENTS[learner.reader.rule]
+    readme = _README.format(classes=class_count, version=version, net=learner.backbone, **texts)
     prototypes = io.BytesIO()
     np.savez(prototypes, allow_pickle=False, **arrays)
     contents = {
@@ -115,7 +115,7 @@ def checked_network(
 
 
 def learned_arrays(learner: Learner) -> dict[str, np.ndarray]:
-    """Return what `predict.py` matches with; row 0 of the prompts is no prompt, equal prompts share a row."""
+    """Return the arrays of `predict.py` by name; row 0 of the prompts is no prompt, equal prompts share a row."""
     if not learner.classes:
         raise LearnerError("nothing has been learned yet; there is nothing to export", code="nothing-learned")
     index = learner.reader.index
@@ -154,10 +154,10 @@ def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.n
     enters = np.zeros(tokens.shape[:3], dtype=bool)
     for row, prompt in enumerate(prompts, start=1):
         layers, length = prompt.shape[:2]
-        first = shared_layers(prompt, depth)
-        here = (row, slice(first, first + layers), slice(length))
-        tokens[here] = prompt.numpy()
-        enters[here] = True
+        start = shared_layers(prompt, depth)
+        block = (row, slice(start, start + layers), slice(length))
+        tokens[block] = prompt.numpy()
+        enters[block] = True
     return tokens, enters
 
 
@@ -194,13 +194,13 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray]) -> f
     feed = {"images": images.numpy(), "prompts": prompts, "enters": enters}
     ours = []
     for image, tokens, entering in zip(images, prompts, enters, strict=True):
-        used = tokens[entering.any(axis=1)][:, entering.any(axis=0)]
-        prompt = torch.from_numpy(used).to(backbone.device) if used.size else None
+        tokens_in_use = tokens[entering.any(axis=1)][:, entering.any(axis=0)]
+        prompt = torch.from_numpy(tokens_in_use).to(backbone.device) if tokens_in_use.size else None
         with torch.no_grad():
             ours.append(backbone.embed(image[None], prompt).float().cpu())
     pair = (torch.cat(ours), torch.from_numpy(session.run(None, feed)[0]))
-    ours_units, theirs = (F.normalize(one.unflatten(1, (-1, backbone.dim)), dim=2) for one in pair)
-    difference = float((theirs - ours_units).abs().max())
+    ours_units, graph_units = (F.normalize(embedding.unflatten(1, (-1, backbone.dim)), dim=2) for embedding in pair)
+    difference = float((graph_units - ours_units).abs().max())
     if not difference <= _TOLERANCE:
         raise ProtosteerError(
             f"onnxruntime {onnxruntime.__version__} computes other embeddings than {backbone.name} "
@@ -213,16 +213,16 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray]) -> f
 def export_folder(folder: Path, names: Collection[str]) -> Path:
     """Return a folder's real path; refuse to replace what is not an earlier export, or holds more than its files."""
     folder = Path(os.path.realpath(folder))
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    entries = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     fault = None
     if folder.exists() and not folder.is_dir():
         fault = "is a file; name a folder that does not exist yet"
     elif folder == Path.cwd():
         fault = "is the folder you are in; name one inside it, such as exported"
-    elif found and not _is_export(folder):
+    elif entries and not _is_export(folder):
         fault = "is not empty and not an earlier export; name another folder"
-    elif more := found - {*names, "__pycache__"}:
-        fault = f"is an earlier export but holds {min(more)} too; move that away, or name another folder"
+    elif strays := entries - {*names, "__pycache__"}:
+        fault = f"is an earlier export but holds {min(strays)} too; move that away, or name another folder"
     if fault:
         raise ProtosteerError(f"{folder} {fault}", code="cannot-write", path=folder)
     return folder

@@ -39,7 +39,7 @@ _WRITTEN = (
 
 
 def network(backbone: Backbone, compact: bool = False) -> bytes:
-    """Return the file's contents: `images`, `prompts` and `enters` -> `embeddings`.
+    """Build the graph `images`, `prompts`, `enters` -> `embeddings`; return the bytes of its file.
 
     compact: Store matrices in half precision if that changes no number, as for weights that came so; the network
         computes in single precision all the same.
@@ -80,7 +80,7 @@ def network(backbone: Backbone, compact: bool = False) -> bytes:
 
 
 class _Graph:
-    """An ONNX graph in the making; values are known by their names."""
+    """An ONNX graph under construction; values are identified by their names."""
 
     def __init__(self, compact: bool = False) -> None:
         self.compact = compact
@@ -96,9 +96,9 @@ class _Graph:
             with np.errstate(over="ignore"):
                 half = array.astype(np.float16)
             if np.array_equal(half, array):
-                stored = f"{name}.half"
-                self.constants[stored] = numpy_helper.from_array(half, stored)
-                return self.op("Cast", stored, to=TensorProto.FLOAT)
+                half_name = f"{name}.half"
+                self.constants[half_name] = numpy_helper.from_array(half, half_name)
+                return self.op("Cast", half_name, to=TensorProto.FLOAT)
         self.constants[name] = numpy_helper.from_array(array, name)
         return name
 
@@ -117,8 +117,8 @@ class _Graph:
 
     def cut(self, x: str, start: int, end: int | None, axis: int = 1) -> str:
         """Return x[start:end] along an axis."""
-        last = np.iinfo(np.int64).max if end is None else end
-        return self.op("Slice", x, *(self.constant([number]) for number in (start, last, axis)))
+        stop = np.iinfo(np.int64).max if end is None else end
+        return self.op("Slice", x, *(self.constant([number]) for number in (start, stop, axis)))
 
     def take(self, x: str, place: int, axis: int) -> str:
         """Return x[place] along an axis, which goes away."""
@@ -133,37 +133,37 @@ class _Graph:
 
 
 def _forward(graph: _Graph, vit: ViT, layers: str) -> None:
-    """Add what `ViT.forward` computes, or `layer_features` if layers are "several", with slots for prompts."""
+    """Add the operators of `ViT.forward`, or of `layer_features` if layers are "several", with slots for prompts."""
     config = vit.config
-    others = feature_spaces(config)[1:] if layers == "several" else ()
-    pooled: dict[FeatureSpace, str] = {}
-    plain = torch.nn.LayerNorm(config.dim)
+    spaces = feature_spaces(config)[1:] if layers == "several" else ()
+    features_by_space: dict[FeatureSpace, str] = {}
+    layer_norm = torch.nn.LayerNorm(config.dim)
     tokens, count = _embed_patches(graph, vit), 1 + config.registers + config.patches
     # Added to the similarities of a layer's queries and keys: 0 for tokens, which are first, and used slots.
-    entering = graph.op("Cast", "enters", to=TensorProto.FLOAT)
-    entered = graph.op("CumSum", entering, graph.constant(np.array(1)))
-    visible = graph.op("Greater", entered, graph.constant(0.0))
-    hidden = graph.op("Where", visible, graph.constant(0.0), graph.constant(-math.inf))
-    biases = graph.op("Pad", hidden, graph.constant([0, 0, count, 0, 0, 0]))  # [B, S, count + L]
+    entries = graph.op("Cast", "enters", to=TensorProto.FLOAT)
+    entry_counts = graph.op("CumSum", entries, graph.constant(np.array(1)))
+    is_visible = graph.op("Greater", entry_counts, graph.constant(0.0))
+    slot_biases = graph.op("Where", is_visible, graph.constant(0.0), graph.constant(-math.inf))
+    biases = graph.op("Pad", slot_biases, graph.constant([0, 0, count, 0, 0, 0]))  # [B, S, count + L]
     slots = graph.constant(0.0)
     for i, block in enumerate(vit.blocks):
         assert isinstance(block, Block)
-        here = graph.unsqueeze(graph.take("enters", i, 1), 2)
-        slots = graph.op("Where", here, graph.take("prompts", i, 1), slots)
+        mask = graph.unsqueeze(graph.take("enters", i, 1), 2)
+        slots = graph.op("Where", mask, graph.take("prompts", i, 1), slots)
         x = graph.op("Concat", tokens, slots, axis=1)
         bias = graph.unsqueeze(graph.take(biases, i, 1), 1, 2)
-        alone = i == config.depth - 1 and config.pool == "token"  # nothing but the class token is asked for
-        x = _block(graph, block, f"blocks.{i}", x, bias, queries=1 if alone else None)
+        is_final = i == config.depth - 1 and config.pool == "token"  # nothing but the class token is asked for
+        x = _block(graph, block, f"blocks.{i}", x, bias, queries=1 if is_final else None)
         tokens, slots = graph.cut(x, 0, count), graph.cut(x, count, None)
-        for space in (space for space in others if space.layer == i + 1):
-            token = _pooled(graph, tokens, count - config.patches, space.pool)
-            pooled[space] = graph.norm(token, plain, "layers")
+        for space in (space for space in spaces if space.layer == i + 1):
+            token = _pool(graph, tokens, count - config.patches, space.pool)
+            features_by_space[space] = graph.norm(token, layer_norm, "layers")
     norm = (vit.norm, "norm") if config.pool == "token" else (vit.fc_norm, "fc_norm")
-    last = graph.norm(_pooled(graph, tokens, count - config.patches, config.pool), *norm)
-    graph.op("Concat", last, *(pooled[space] for space in others), output="embeddings", axis=1)
+    features = graph.norm(_pool(graph, tokens, count - config.patches, config.pool), *norm)
+    graph.op("Concat", features, *(features_by_space[space] for space in spaces), output="embeddings", axis=1)
 
 
-def _pooled(graph: _Graph, tokens: str, patches: int, pool: str) -> str:
+def _pool(graph: _Graph, tokens: str, patches: int, pool: str) -> str:
     """Add the class token, or the mean of the tokens from `patches` on: [B, D]."""
     if pool == "token":
         return graph.take(tokens, 0, 1)
@@ -173,12 +173,12 @@ def _pooled(graph: _Graph, tokens: str, patches: int, pool: str) -> str:
 def _embed_patches(graph: _Graph, vit: ViT) -> str:
     """Add `ViT.embed_patches`: class token, registers and patches, [B, N, D]."""
     config, conv = vit.config, vit.patch_embed.proj
-    first: Tensor = vit.cls_token
+    prefix: Tensor = vit.cls_token
     positions: Tensor = vit.pos_embed
     if config.position_for_class:
-        first, positions = first + positions[:, :1], positions[:, 1:]
+        prefix, positions = prefix + positions[:, :1], positions[:, 1:]
     if config.registers:
-        first = torch.cat([first, vit.reg_token], dim=1)
+        prefix = torch.cat([prefix, vit.reg_token], dim=1)
     weights = (graph.constant(getattr(conv, part), f"patch_embed.{part}") for part in ("weight", "bias"))
     size = config.patch_size
     patches = graph.op("Conv", "images", *weights, kernel_shape=[size, size], strides=[size, size])
@@ -186,7 +186,7 @@ def _embed_patches(graph: _Graph, vit: ViT) -> str:
     patches = graph.op("Add", patches, graph.constant(positions, "positions"))
     batch = graph.op("Shape", "images", start=0, end=1)
     shape = graph.op("Concat", batch, graph.constant([1, 1]), axis=0)
-    return graph.op("Concat", graph.op("Expand", graph.constant(first, "first"), shape), patches, axis=1)
+    return graph.op("Concat", graph.op("Expand", graph.constant(prefix, "first"), shape), patches, axis=1)
 
 
 def _block(graph: _Graph, block: Block, name: str, x: str, bias: str, queries: int | None) -> str:
@@ -206,14 +206,14 @@ def _block(graph: _Graph, block: Block, name: str, x: str, bias: str, queries: i
     out = graph.op("Transpose", graph.op("MatMul", weights, v), perm=[0, 2, 1, 3])
     out = graph.reshape(out, 0, 0, dim)
     out = graph.linear(out, attention.proj.weight, attention.proj.bias, f"{name}.attn.proj")
-    x = graph.op("Add", x, _scaled(graph, out, block.ls1, f"{name}.ls1"))
+    x = graph.op("Add", x, _scale(graph, out, block.ls1, f"{name}.ls1"))
     out = graph.norm(x, block.norm2, f"{name}.norm2")
     out = graph.linear(out, block.mlp.fc1.weight, block.mlp.fc1.bias, f"{name}.mlp.fc1")
     out = graph.linear(_gelu(graph, out), block.mlp.fc2.weight, block.mlp.fc2.bias, f"{name}.mlp.fc2")
-    return graph.op("Add", x, _scaled(graph, out, block.ls2, f"{name}.ls2"))
+    return graph.op("Add", x, _scale(graph, out, block.ls2, f"{name}.ls2"))
 
 
-def _scaled(graph: _Graph, x: str, scale: torch.nn.Module, name: str) -> str:
+def _scale(graph: _Graph, x: str, scale: torch.nn.Module, name: str) -> str:
     gamma = getattr(scale, "gamma", None)
     return x if gamma is None else graph.op("Mul", x, graph.constant(gamma, f"{name}.gamma"))
 

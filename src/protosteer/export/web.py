@@ -74,26 +74,26 @@ def export_web(
 
     Args:
         learner: The model.
-        folder: Where the page goes.
-        title: What the page is called.
+        folder: The folder to write.
+        title: The title of the page.
         link: Load onnxruntime-web from a CDN; else it is downloaded from npm, once, and put into the folder.
         on_message: Receives one line per step.
-        option: By what a caller names the folder, for a message about one that cannot be written to.
+        option: How the caller names the folder, for the error about a folder that cannot be written.
 
     Raises:
         LearnerError: Nothing has been learned.
         ProtosteerError: The folder holds something else, or onnxruntime-web cannot be downloaded.
     """
     folder = export_folder(folder, FILES)
-    arrays = _padded(learned_arrays(learner))
+    arrays = _pad_prompts(learned_arrays(learner))
     runtime = {} if link else runtime_files(on_message or (lambda _: None))
     graph = checked_network(learner, arrays, on_message, compact=True)
-    table, packed = pack(arrays)
+    table, data = pack(arrays)
     place = f"{CDN}/npm/{RUNTIME}@{VERSION}/dist/" if link else "./"
     about = {**describe_model(learner), "format": FORMAT, "runtime": place, "arrays": table}
     contents = {
         "model.json": json.dumps(about, ensure_ascii=False, allow_nan=False).encode(),
-        "arrays.bin": packed,
+        "arrays.bin": data,
         "embedding.onnx": graph,
         **runtime,
         "manifest.webmanifest": json.dumps(_manifest(title), ensure_ascii=False).encode(),
@@ -153,7 +153,7 @@ def pack(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], bytes]:
     return table, b"".join(parts)
 
 
-def _padded(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _pad_prompts(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Give prompts at least one slot, which nothing enters if there are none: WebGPU has no empty tensors."""
     if arrays["prompts"].shape[2]:
         return arrays
@@ -185,13 +185,13 @@ def _page(contents: Mapping[str, bytes], title: str, link: bool) -> dict[str, by
     digest = hashlib.sha256()
     for name, data in {**contents, **page}.items():
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    cached = ["./", *(name for name in PAGE_FILES if name not in ("index.html", "sw.js")), "manifest.webmanifest"]
+    cache_names = ["./", *(name for name in PAGE_FILES if name not in ("index.html", "sw.js")), "manifest.webmanifest"]
     values = {
         "title": html.escape(title),
         "megabytes": str(math.ceil(size / 1e6)),
         "cdn": f" {CDN}" if link else "",
         "version": digest.hexdigest(),
-        "files": json.dumps(cached),
+        "files": json.dumps(cache_names),
     }
     for name in ("index.html", "sw.js"):
         text = page[name].decode()
