@@ -381,7 +381,7 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with expect_error("nothing-learned", LearnerError):
         export_onnx(Learner(tiny_backbone()), tmp_path / "exported")
     with monkeypatch.context() as patch:
-        patch.setattr(onnx_graph, "_MOST_BYTES", 1000)
+        patch.setattr(onnx_graph, "_MAX_BYTES", 1000)
         with expect_error("weights-too-large", WeightsError):
             export_onnx(small_learner(), tmp_path / "exported")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

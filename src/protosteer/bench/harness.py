@@ -53,7 +53,7 @@ class Ratio:
     @property
     def spread(self) -> float:
         """Greatest minus smallest ratio over the repeats."""
-        ratios = [slow / quick for slow, quick in zip(self.reference, self.ours, strict=True)]
+        ratios = [reference_time / our_time for reference_time, our_time in zip(self.reference, self.ours, strict=True)]
         return max(ratios) - min(ratios)
 
 

@@ -57,7 +57,7 @@ def as_json(ratios: Sequence[Ratio], reasons: Mapping[str, str] | None = None) -
 
 
 def table(ratios: Sequence[Ratio]) -> list[RenderableType]:
-    """Return a table of ratios, and below it what each one compares, with absolute figures."""
+    """Return a table of ratios, and below it the comparison behind each, with absolute figures."""
     columns = numbers(["reference / ours", "target", "spread", "met"], no_wrap=True)
     overview = plain_table("Reference time / our time: larger is better", labels("what"), *columns)
     for r in ratios:

@@ -1,7 +1,7 @@
-"""Measure what prediction costs beside the backbone, as classes and tasks grow.
+"""Measure the cost of prediction beside the backbone, as classes and tasks grow.
 
-That is retrieval, class scores and the making of a `Prediction`: everything between ready embeddings and what
-the user gets. The backbone's part, one pass per image and one per candidate, does not grow with the classes.
+That is retrieval, class scores and the making of a `Prediction`: everything between embeddings and the
+result. The backbone's part, one pass per image and one per candidate, does not grow with the classes.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _adapt(learner: Learner, folder_scan: FolderScan, out: Path) -> Adapted:
         with progress() as on_stage, writing(checkpoint.path, "--out"):
             adapted = adapt(learner.backbone, folder_scan, learner.settings, on_stage, checkpoint)
             with replacing(real(out)):
-                refuse_existing(out)  # again: others may have written it meanwhile
+                refuse_existing(out)  # checked again: another process may have written it
                 adapted.write(out)
     except KeyboardInterrupt:
         say(f"stopped; {out} is not there yet{resumes(checkpoint)}")

@@ -30,7 +30,7 @@ Sweep = Annotated[
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """Options of `run` that say what is run."""
+    """Options of `run` that select the experiment."""
 
     stream: Annotated[str | None, Argument(help=STREAMS, autocompletion=completion.stream_names)] = None
     method: Annotated[
@@ -55,7 +55,7 @@ class ExperimentOptions:
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Options of `run` that say how a benchmark is split into tasks, and which of its images are used."""
+    """Options of `run` that split a benchmark into tasks and select its images."""
 
     class_order: Annotated[
         str | None, Option(metavar="natural|seed:N|FILE", help="Order in which classes are learned.")
@@ -87,7 +87,7 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """Options of `run` that say where it computes, and how."""
+    """Options of `run` that select device, precision and threads."""
 
     device: Annotated[
         str | None, Option(autocompletion=completion.device_names, help="auto (the default), cpu, cuda or mps.")

@@ -132,7 +132,7 @@ def run(
 
 
 def run_options(workers: Workers, device: str, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """Return the arguments of `run_experiment` that do not change results: where it runs, and what reports its progress."""
+    """Return the arguments of `run_experiment` that do not change results: executor, progress reporter, messages."""
     from protosteer.report.progress import RunProgress, SweepProgress
 
     log, executor = make_console(stderr=True), make_executor(workers, device)
@@ -155,7 +155,7 @@ def _run_one(values: Mapping[str, Any], run_arguments: Mapping[str, Any], as_jso
     from protosteer.report.tables import run_report
 
     experiment = _on_this_rank(Experiment.from_values(values))
-    with _interruptible(experiment.folder):
+    with _say_how_to_resume(experiment.folder):
         figures = run_experiment(experiment, **run_arguments)
     if as_json:
         print_json(figures)
@@ -179,7 +179,7 @@ def report_plan(plan: Plan, run_arguments: Mapping[str, Any], as_json: bool) -> 
     plan = {label: [_on_this_rank(experiment) for experiment in experiments] for label, experiments in plan.items()}
     folders = [experiment.folder for experiments in plan.values() for experiment in experiments]
     place = Path(os.path.commonpath([folder.parent for folder in folders]))
-    with _interruptible(place):
+    with _say_how_to_resume(place):
         outcome = run_several(plan, **run_arguments)
     if as_json:
         # One row has the form of one run: its class orders are beside its seeds.
@@ -223,8 +223,8 @@ def bench(
 
 
 @contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
-    """Say how to resume a run that Ctrl-C or SIGTERM ends."""
+def _say_how_to_resume(folder: Path) -> Iterator[None]:
+    """Print how to resume if Ctrl-C or SIGTERM ends the run in this block."""
     try:
         with sigterm_as_ctrl_c():
             yield

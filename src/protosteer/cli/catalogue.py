@@ -193,9 +193,9 @@ def get_datasets(
     root = data_root(data_dir or context.obj)
     for info in [find_dataset(name) for name in names]:
         folder, checksums = get_dataset(info, root)
-        official = sum(value.startswith("md5:") for value in checksums.values())
-        checked = f", {official} files as published" if official else ""
-        print(f"{info.name}: in {folder}{checked}")
+        md5_count = sum(value.startswith("md5:") for value in checksums.values())
+        remark = f", {md5_count} files as published" if md5_count else ""
+        print(f"{info.name}: in {folder}{remark}")
 
 
 def _dataset(row: DatasetStatus) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every command uses: the application, consoles, plots, and how a command is stopped."""
+"""Shared by every command: the application, consoles, plots, and stopping by signals."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class CommandLineError(typer.BadParameter):
     Args:
         message: What is wrong, and what to do.
         code: A stable identifier of the mistake, as errors of the library have one.
-        option: The option it is about, if the message does not name it.
-        **details: What the message is about.
+        option: The option concerned, if the message does not name it.
+        **details: Values that the message mentions, by name.
     """
 
     def __init__(self, message: str, *, code: str, option: str | None = None, **details: Any):

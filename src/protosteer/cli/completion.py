@@ -25,27 +25,27 @@ _DATASETS = re.compile(r"\bdatasets=\(([^)]*)\)")
 
 def method_names() -> list[str]:
     """Return the names of the registered methods."""
-    return sorted({attribute or argument for attribute, argument in _declared("methods", _METHOD)})
+    return sorted({attribute or argument for attribute, argument in _find_names("methods", _METHOD)})
 
 
 def method_lists() -> list[str]:
-    """Return what `--method` takes: a method or all of them."""
+    """Return the values of `--method`: every method, and all."""
     return [*method_names(), "all"]
 
 
 def backbone_names() -> list[str]:
     """Return the short names of backbones."""
-    return ["auto", *(name.lower() for name in _declared("backbones", _BACKBONE))]
+    return ["auto", *(name.lower() for name in _find_names("backbones", _BACKBONE))]
 
 
 def stream_names() -> list[str]:
     """Return the names of the benchmarks."""
-    return [*_declared("data/datasets", _STREAM), "folder:", "domains:"]
+    return [*_find_names("data/datasets", _STREAM), "folder:", "domains:"]
 
 
 def dataset_names() -> list[str]:
     """Return the names of the data sets that benchmarks are made of."""
-    return sorted({name for group in _declared("data/datasets", _DATASETS) for name in re.findall(r"[\w-]+", group)})
+    return sorted({name for group in _find_names("data/datasets", _DATASETS) for name in re.findall(r"[\w-]+", group)})
 
 
 def paper_experiments() -> list[str]:
@@ -80,7 +80,8 @@ def task_names(context: Context) -> list[str]:
     return [task["name"] for task in _tasks(context)]
 
 
-def _declared(package: str, pattern: re.Pattern[str]) -> list[Any]:
+def _find_names(package: str, pattern: re.Pattern[str]) -> list[Any]:
+    """Return the names that a pattern finds in the source files of a package."""
     folder = resources.files("protosteer").joinpath(package)
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     texts = [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".py")]

@@ -36,10 +36,10 @@ from protosteer.util.files import write_atomically, writing
 # wider; mirrored digits are other digits, hence no flips. Other rates, necks, prompt lengths and starts were
 # tried on a third of the training images, held out, and made no difference beyond chance.
 DEMO = Settings.preset("paper", epochs=15, batch_size=30, neck_hidden=512, augmentation="no-flip")
-# Photographs are fewer, so batches are smaller; what is mirrored is the same thing.
+# Photographs are fewer, so batches are smaller; a mirrored photograph keeps its class.
 PHOTOS = DEMO.replace(batch_size=10, augmentation="paper")
-TAUGHT, TESTED = 20, 40  # images per class of a user's folder, at most
-# What each variant is, its method, and its settings.
+MAX_TRAIN, MAX_TEST = 20, 40  # images per class of a user's folder, at most
+# By name: description, method and settings of each variant.
 VARIANTS: dict[str, tuple[str, type[CPP], dict[str, Any]]] = {
     "baseline": ("nothing is trained; one prototype per class", CPP, {"prompts": False, "centroids": 1}),
     "multi-centroid": ("nothing is trained; several prototypes per class", CPP, {"prompts": False}),
@@ -52,14 +52,14 @@ VARIANTS: dict[str, tuple[str, type[CPP], dict[str, Any]]] = {
     ),
 }
 PAPER, OURS = "cpp", "protosteer"
-SHOWN = ("baseline", PAPER, OURS)  # in matrices and plots of them
+MAIN_VARIANTS = ("baseline", PAPER, OURS)  # shown in matrices and their plots
 MODEL, PAGE = "digits.protosteer", "index.html"
-MOST_POINTS = 900  # in the t-SNE, which gets slow with more
+MAX_POINTS = 900  # in the t-SNE, which gets slow with more
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results as `--json` prints them, what the reloaded model said, and the files."""
+    """Results as `--json` prints them, a sentence about the reloaded model, and the files."""
 
     figures: dict[str, Any]
     reloaded: str
@@ -83,7 +83,7 @@ def run_demo(
     A backbone loaded here computes in fp32, so that results are the same on every machine.
     """
     began = time.perf_counter()
-    check_writable(out / model, "--out")  # better now than after a minute's work
+    check_writable(out / model, "--out")  # fail before a minute of work
     backbone = backbone or Backbone.load(NANO, precision=FP32)
     stream = stream or split_digits()
     settings = settings.replace(seed=seed)
@@ -122,7 +122,7 @@ def run_demo(
 def run_both(out: Path, seed: int, log: Console) -> list[Outcome]:
     """Run the digits and then photographs, in three variants, and write one page about both."""
     digits = run_demo(out, seed, log, settings=DEMO)
-    photos = run_photos(out / "photos", seed, log, names=SHOWN)
+    photos = run_photos(out / "photos", seed, log, names=MAIN_VARIANTS)
     titles = {
         "Ten handwritten digits, two at a time": digits,
         "Nine details of two photographs, three at a time": photos,
@@ -136,7 +136,7 @@ def run_both(out: Path, seed: int, log: Console) -> list[Outcome]:
 def plain_words(digits: Outcome, photos: Outcome) -> list[str]:
     """Return the results of both demos as three sentences in plain words."""
     (base, paper, ours), (photo_base, _, photo_ours) = (
-        [outcome.figures["variants"][name] for name in SHOWN] for outcome in (digits, photos)
+        [outcome.figures["variants"][name] for name in MAIN_VARIANTS] for outcome in (digits, photos)
     )
     return [
         "protosteer learned ten digits and nine kinds of photographs in small groups, and never saw an earlier group again.",
@@ -165,7 +165,7 @@ def run_photos(
     backbone = Backbone.load(name or MINI, weights=weights, precision=FP32)
     stream, options = "split-details", StreamOptions()
     if folder is not None:
-        stream, options = f"folder:{folder}", StreamOptions(train_per_class=TAUGHT, test_per_class=TESTED)
+        stream, options = f"folder:{folder}", StreamOptions(train_per_class=MAX_TRAIN, test_per_class=MAX_TEST)
     tasks = open_stream(stream, options, backbone.preprocessing, skip_unreadable=True, on_message=say)
     return run_demo(out, seed, log, backbone, tasks, PHOTOS, "photos.protosteer", names)
 
@@ -191,8 +191,8 @@ def _variant_figures(run: Run) -> dict[str, Any]:
 
 def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> tuple[str, list[Sample]]:
     """Predict an image of each class before saving and after loading; return a sentence that compares, and the samples."""
-    firsts = [(task, task.test_labels.index(name)) for task in stream for name in task.classes]
-    images = torch.cat([task.test.pixels([row]) for task, row in firsts])
+    places = [(task, task.test_labels.index(name)) for task in stream for name in task.classes]
+    images = torch.cat([task.test.pixels([row]) for task, row in places])
     prediction = learner.predict(images)
     learner.save(path)
     reloaded = Learner.load(path, learner.backbone).predict(images)
@@ -212,12 +212,12 @@ def _draw_pictures(variants: dict[str, dict[str, Any]], learner: Learner, stream
 
     The learner predicts by CPP inference, which embeds an image under the prompt that matches best.
     """
-    plain_embeddings, prompted_embeddings, labels = test_embeddings(learner, stream, MOST_POINTS)
+    plain_embeddings, prompted_embeddings, labels = test_embeddings(learner, stream, MAX_POINTS)
     records = [record for task in learner.memory.tasks for record in task.classes]
     return {
-        "matrix.png": plots.accuracy_matrices({name: variants[name]["matrix"] for name in SHOWN}),
+        "matrix.png": plots.accuracy_matrices({name: variants[name]["matrix"] for name in MAIN_VARIANTS}),
         "curve.png": plots.accuracy_curves({name: row["matrix"] for name, row in variants.items()}),
-        "reliability.png": reliability_plot({name: [variants[name]["reliability"]] for name in SHOWN}),
+        "reliability.png": reliability_plot({name: [variants[name]["reliability"]] for name in MAIN_VARIANTS}),
         "tsne.png": plots.tsne_before_after(
             plain_embeddings.numpy(),
             prompted_embeddings.numpy(),
@@ -229,11 +229,11 @@ def _draw_pictures(variants: dict[str, dict[str, Any]], learner: Learner, stream
 
 
 def show(outcome: Outcome, console: Console) -> None:
-    """Print the table, what was forgotten and where, and the result in one sentence."""
+    """Print the table of metrics, the accuracy matrices, and the result in one sentence."""
     variants = outcome.figures["variants"]
     title = f"{outcome.figures['stream']}, seed {outcome.figures['seed']}"
     console.print(tables.metrics_table(variants, title))
-    for name in SHOWN:
+    for name in MAIN_VARIANTS:
         for part in tables.matrix_tables(variants[name]["matrix"], f"{name}: accuracy in percent"):
             console.print(part)
     console.print(sentence(variants), highlight=False, soft_wrap=True)
@@ -241,7 +241,7 @@ def show(outcome: Outcome, console: Console) -> None:
 
 def sentence(variants: dict[str, dict[str, Any]]) -> str:
     """Return the result as one sentence, whichever variant is best."""
-    base, paper, ours = (variants[name] for name in SHOWN)
+    base, paper, ours = (variants[name] for name in MAIN_VARIANTS)
 
     def against(variant: dict[str, Any]) -> str:
         gain = ours["last_accuracy"] - variant["last_accuracy"]

@@ -1,4 +1,4 @@
-"""`protosteer evaluate`: how good a model is on labelled images, and on what it errs."""
+"""`protosteer evaluate`: measure a model on labelled images, and list its mistakes."""
 
 from __future__ import annotations
 

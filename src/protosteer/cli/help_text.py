@@ -50,14 +50,14 @@ GROUPS = {
     "Parallel work": "address engine shard",
     "Output": "csv explain html json latex log logger markdown out pareto plot reliability top",
 }
-MANY = 8  # options, from which they are shown in groups
+MIN_GROUPED = 8  # options, from which they are shown in groups
 WORDS = {"Path": "PATH", "str": "TEXT", "int": "N", "float": "NUMBER"}
 
 
 def arrange(command: Any) -> Any:
     """Prepare a command and those below it for `--help`, and return it."""
     for name, subcommand in walk("", command):
-        subcommand.help = unwrapped(subcommand.help or "")
+        subcommand.help = unwrap(subcommand.help or "")
         if lines := EXAMPLES.get(name):
             subcommand.epilog = "\n\n".join(
                 ["Examples:" if len(lines) > 1 else "Example:", *(f"  protosteer {line}" for line in lines)]
@@ -65,7 +65,7 @@ def arrange(command: Any) -> Any:
         options = [p for p in subcommand.params if p.param_type_name == "option"]
         for parameter in subcommand.params:
             _name_value(parameter)
-            if len(options) >= MANY and parameter in options and parameter.rich_help_panel is None:
+            if len(options) >= MIN_GROUPED and parameter in options and parameter.rich_help_panel is None:
                 parameter.rich_help_panel = _group(parameter)
         subcommand.collect_usage_pieces = lambda context, entry=subcommand: usage(entry)
         if hasattr(subcommand, "get_help_option"):
@@ -80,7 +80,7 @@ def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from walk(f"{name} {inner_name}".strip(), inner)
 
 
-def unwrapped(text: str) -> str:
+def unwrap(text: str) -> str:
     """Return paragraphs of one line each, which a terminal wraps once."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(" ".join(part.split()) for part in paragraphs)

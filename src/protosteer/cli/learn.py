@@ -126,9 +126,9 @@ def _check_paths(paths: list[Path]) -> list[Path]:
     if len(paths) < 2:
         message = "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
         raise CommandLineError(message, code="missing-argument")
-    if misplaced := [folder for folder in paths[1:] if folder.suffix == ".protosteer" and not folder.is_dir()]:
-        message = f"{misplaced[0]} is a model file; the model file comes first, then the folders of images"
-        raise CommandLineError(message, code="model-not-first", path=misplaced[0])
+    if models := [folder for folder in paths[1:] if folder.suffix == ".protosteer" and not folder.is_dir()]:
+        message = f"{models[0]} is a model file; the model file comes first, then the folders of images"
+        raise CommandLineError(message, code="model-not-first", path=models[0])
     return paths
 
 
@@ -186,13 +186,13 @@ def _say_estimate(learners: LearnerFactory, model: Model | None, folder_scan: Fo
     image_seconds = slot.seconds_per_image()
     words = f"Time: about {duration(image_seconds * len(folder_scan.files))} until usable"
     if training := slot.training_seconds(image_seconds):
-        maybe = ", if it is needed" if learners.may_skip else ""
-        words += f", then about {duration(training)} of training{maybe}"
+        condition = ", if it is needed" if learners.may_skip else ""
+        words += f", then about {duration(training)} of training{condition}"
     say(words if is_named else f"{words} (backbone {QUICK_BACKBONE})")
 
 
 def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
-    """Print whether an unfinished task is resumed, and what about the other tasks matters to it."""
+    """Print whether an unfinished task is resumed, and which states of other tasks affect it."""
     from protosteer.rules import RULES
 
     tasks = [task for task in learner.memory.tasks if task is not slot.unfinished]
@@ -216,12 +216,12 @@ def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter, may_skip: bool)
     from protosteer.runtime.checkpoint import CheckpointFile
     from protosteer.runtime.progress_bar import duration
 
-    path, existed = writer.path, writer.path.exists()
+    path, is_update = writer.path, writer.path.exists()
     checkpoint = CheckpointFile(slot.checkpoint_path(real(path)))
 
-    def put(extended: Learner, result: LearnResult) -> LearnResult:
+    def put(new_learner: Learner, result: LearnResult) -> LearnResult:
         with writing(path, ANOTHER):
-            return writer.put(extended, result)
+            return writer.put(new_learner, result)
 
     def on_usable(preview_learner: Learner, preview: LearnResult) -> None:
         put(preview_learner, preview)
@@ -232,11 +232,11 @@ def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter, may_skip: bool)
 
     try:
         with progress() as on_stage, writing(checkpoint.path, ANOTHER):
-            extended, result = slot.learn(on_stage, checkpoint, on_usable, may_skip)
-            learner.memory = extended.memory
+            new_learner, result = slot.learn(on_stage, checkpoint, on_usable, may_skip)
+            learner.memory = new_learner.memory
             result = put(learner, result)
     except KeyboardInterrupt:
-        state = "can be used" if writer.unfinished else "is as it was" if existed else "was not written yet"
+        state = "can be used" if writer.unfinished else "is as it was" if is_update else "was not written yet"
         say(f"stopped; {path} {state}{resumes(checkpoint) if writer.unfinished else ''}")
         raise
     finally:

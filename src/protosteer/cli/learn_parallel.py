@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from protosteer.workflows.parallel_learn import TaskPlan
 
 
-ANOTHER = "another MODEL"  # what to choose where nothing can be written
+ANOTHER = "another MODEL"  # the advice if a path cannot be written
 
 
 def plan_folders(model: Model | None, folders: Sequence[Path], skip_known: bool) -> list[TaskPlan]:
@@ -28,8 +28,8 @@ def plan_folders(model: Model | None, folders: Sequence[Path], skip_known: bool)
     from protosteer.model.memory import Memory
     from protosteer.workflows.parallel_learn import plan_tasks
 
-    plans, already_done = plan_tasks(model.memory if model else Memory(), folders, skip_known)
-    for folder in already_done:
+    plans, complete_folders = plan_tasks(model.memory if model else Memory(), folders, skip_known)
+    for folder in complete_folders:
         say(f"nothing new in {folder}; skipped")
     return plans
 

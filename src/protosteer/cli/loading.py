@@ -67,7 +67,7 @@ def learner_of(model: Model, loading: Loading) -> Learner:
 
 
 def say_notes(learner: Learner) -> None:
-    """Print notes about a model on standard error: what it could do better, and how."""
+    """Print notes about a model on standard error: possible improvements, and how to make them."""
     from protosteer.workflows.model_summary import notes
 
     for note in notes(learner.memory, learner.reader):
@@ -120,7 +120,7 @@ def make_executor(workers: Workers, device: str) -> Executor:
 
 
 def check_place(path: Path, option: str) -> None:
-    """Fail now, not after learning, if a file cannot be written; remove what killed processes left beside it."""
+    """Fail now, not after learning, if a file cannot be written; remove leftovers of killed processes beside it."""
     check_writable(path, option)
     place = real(path)
     remove_leftovers(place.parent, place.name, older_than=STALE)
@@ -153,7 +153,7 @@ def write_new(path: Path, model: Model, command: str, option: str | None = None)
     from protosteer.model.transaction import transaction
 
     with writing(path, option), transaction(path, command) as change:
-        refuse_existing(path)  # others may have written it meanwhile
+        refuse_existing(path)  # another process may have written it
         change.put(model)
 
 

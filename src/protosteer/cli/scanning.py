@@ -26,13 +26,13 @@ def check_nested(folder: Path, path: Path, yes: bool, dry_run: bool) -> None:
     """Ask before folders of class folders, such as months, are learned as classes."""
     from protosteer.data.class_folders import nested_folders
 
-    nested = [] if yes else nested_folders(folder)
-    if not nested:
+    parents = [] if yes else nested_folders(folder)
+    if not parents:
         return
-    inner = next(entry.name for entry in sorted(nested[0].iterdir()) if entry.is_dir())
-    names = listed([entry.name for entry in nested], MAX_NAMED_FILES)
-    problem = f"{folder} has folders in its folders, such as {nested[0].name}/{inner}: its classes would be {names}"
-    command = shlex.join(["protosteer", "learn", str(path), *map(str, nested)])
+    inner = next(entry.name for entry in sorted(parents[0].iterdir()) if entry.is_dir())
+    names = listed([entry.name for entry in parents], MAX_NAMED_FILES)
+    problem = f"{folder} has folders in its folders, such as {parents[0].name}/{inner}: its classes would be {names}"
+    command = shlex.join(["protosteer", "learn", str(path), *map(str, parents)])
     if dry_run:
         say(f"warning: {problem}; if {inner} is a class, the command is: {command}")
     elif sys.stdin.isatty() and sys.stderr.isatty():

@@ -17,7 +17,7 @@ from protosteer.errors import DistributedError, ProtosteerError
 
 # Commands that share their work. Rank 0 runs any other command alone.
 COMMANDS = ("run", "learn", "adapt")
-FAILED = 2
+FAILURE = 2
 
 _rank_folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -41,7 +41,7 @@ def run_on_every_rank(words: list[str], command: Callable[[Callable[[], bool]], 
         group = join()
     except ProtosteerError as error:
         say(f"error: {error}")
-        return FAILED
+        return FAILURE
     output = sys.stdout, sys.stderr
     if not group.is_rank0:
         # Ctrl-C and SIGTERM are handled by rank 0; the other ranks end when rank 0 has ended.
@@ -62,7 +62,7 @@ def run_on_every_rank(words: list[str], command: Callable[[Callable[[], bool]], 
     except BaseException:
         if may_report():
             raise
-        _exit(FAILED)
+        _exit(FAILURE)
     if code:
         _exit(code)
     with suppress(DistributedError):  # this rank's work is done, even if other ranks fail now
@@ -73,12 +73,12 @@ def run_on_every_rank(words: list[str], command: Callable[[Callable[[], bool]], 
 def output_path(path: Path, is_state: Callable[[Path], bool] = Path.is_file) -> Path:
     """Return the path that this rank writes: `path` on rank 0, a private copy of it on every other rank.
 
-    So every rank reads back what it has written, no rank reads a file that another one is changing, and the
-    nodes need no common file system. The copy is made again by every call.
+    So every rank reads back its own file, and no rank reads a file that another one is changing. The nodes need
+    no common file system. Every call makes a new copy.
 
     Args:
         path: A file or folder that the command reads and writes.
-        is_state: Whether the path holds what an earlier command has written, which is copied.
+        is_state: Whether the path holds the state of an earlier command, which is then copied.
     """
     global _rank_folder
     if "TORCHELASTIC_RUN_ID" not in os.environ:

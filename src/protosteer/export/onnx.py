@@ -163,7 +163,7 @@ def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.n
 
 def describe_model(learner: Learner) -> dict[str, Any]:
     """Return labels, tasks, preprocessing and the numbers of the rule, as plain data for JSON."""
-    backbone, able = learner.backbone, ood.calibrated(learner)
+    backbone, fractions = learner.backbone, FRACTIONS if ood.calibrated(learner) else ()
     rows, _ = _prompt_rows(learner)
     header = learner.reader.export().header
     for view in header.get("views", []):
@@ -175,7 +175,7 @@ def describe_model(learner: Learner) -> dict[str, Any]:
         "preprocessing": {**backbone.preprocessing.to_dict(), "canvas": backbone.preprocessing.canvas},
         "rule": learner.reader.rule,
         **header,
-        "thresholds": {str(f): limit for f in FRACTIONS if able and (limit := ood.threshold(learner, f)) > -math.inf},
+        "thresholds": {str(f): limit for f in fractions if (limit := ood.threshold(learner, f)) > -math.inf},
         "own_thresholds": ood.own_thresholds(learner),
         "tasks": learner.tasks,
         "labels": learner.classes,
@@ -193,8 +193,8 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray]) -> f
     prompts, enters = arrays["prompts"][rows], arrays["enters"][rows]
     feed = {"images": images.numpy(), "prompts": prompts, "enters": enters}
     ours = []
-    for image, tokens, entering in zip(images, prompts, enters, strict=True):
-        tokens_in_use = tokens[entering.any(axis=1)][:, entering.any(axis=0)]
+    for image, tokens, entry_mask in zip(images, prompts, enters, strict=True):
+        tokens_in_use = tokens[entry_mask.any(axis=1)][:, entry_mask.any(axis=0)]
         prompt = torch.from_numpy(tokens_in_use).to(backbone.device) if tokens_in_use.size else None
         with torch.no_grad():
             ours.append(backbone.embed(image[None], prompt).float().cpu())
@@ -211,7 +211,7 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray]) -> f
 
 
 def export_folder(folder: Path, names: Collection[str]) -> Path:
-    """Return a folder's real path; refuse to replace what is not an earlier export, or holds more than its files."""
+    """Return a folder's real path; reject a folder that is not an earlier export, or holds other files too."""
     folder = Path(os.path.realpath(folder))
     entries = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     fault = None

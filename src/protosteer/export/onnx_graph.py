@@ -30,8 +30,8 @@ from protosteer.errors import WeightsError
 from protosteer.paper.vit import Attention, Block, LayerScale, Mlp, PatchEmbed, ViT, is_changed
 
 _OPSET, _IR = 17, 8  # the oldest that have layer normalisation: runtimes since 2022 read the file
-_MOST_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB
-# The layers whose weights are written; of another kind, what they compute is unknown.
+_MAX_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB
+# The layers whose weights are written; the operators of any other layer are unknown.
 _WRITTEN = (
     ViT, PatchEmbed, Block, Attention, Mlp, LayerScale,
     nn.Conv2d, nn.Identity, nn.LayerNorm, nn.Linear, nn.ModuleList,
@@ -44,7 +44,7 @@ def network(backbone: Backbone, compact: bool = False) -> bytes:
     compact: Store matrices in half precision if that changes no number, as for weights that came so; the network
         computes in single precision all the same.
     """
-    if 4 * backbone.parameters > _MOST_BYTES:
+    if 4 * backbone.parameters > _MAX_BYTES:
         raise WeightsError(
             f"{backbone.name} has {backbone.parameters:,} parameters, more than the 2 GiB that one ONNX file "
             "can hold; export a model with a smaller backbone",
@@ -121,11 +121,11 @@ class _Graph:
         return self.op("Slice", x, *(self.constant([number]) for number in (start, stop, axis)))
 
     def take(self, x: str, place: int, axis: int) -> str:
-        """Return x[place] along an axis, which goes away."""
+        """Return x[place] along an axis, which is removed."""
         return self.op("Gather", x, self.constant(np.array(place)), axis=axis)
 
     def reshape(self, x: str, *shape: int) -> str:
-        """Reshape x; 0 keeps a length, -1 stands for what is left."""
+        """Reshape x; 0 keeps a length, -1 infers it."""
         return self.op("Reshape", x, self.constant(list(shape)))
 
     def unsqueeze(self, x: str, *axes: int) -> str:

@@ -49,7 +49,7 @@ BLURRY = ("blurred_images", "anytime_accuracy", "last_image_accuracy")
 TRANSFER = (
     "avg_forgetting", "clipped_forgetting", "backward_transfer", "forward_transfer", "task_incremental_accuracy",
 )  # fmt: skip
-DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
+DECISION = ("calibration_error", "passes_per_image", "retrieval_accuracy")
 COSTS = ("bytes_per_class", "trained_parameters", "train_seconds", "eval_seconds")
 PAPER_BYTES = ("prompt_bytes_per_task", "appendix_bytes_per_class")  # as CPP's paper counts memory
 # By title of a LaTeX table. No table is wider than a page.
@@ -57,21 +57,21 @@ LATEX = {
     "Accuracy (%) and forgetting (points)": tuple(QUALITY),
     "Blurry task boundaries": BLURRY[:2],
     "Forgetting and transfer (points), task-incremental accuracy (%)": TRANSFER,
-    "Decisions after the last task": DECIDING,
+    "Decisions after the last task": DECISION,
     "Cost": (*COSTS, *PAPER_BYTES),
 }
 # The diagnosis next to the other metrics; each method has one kind.
 CAUSES = {f"diagnosis_{name}": metric for name, metric in DIAGNOSIS.items()}
-ENDED = "Test images after the last task, means over tasks"
+AFTER_LAST = "Test images after the last task, means over tasks"
 KINDS = (
-    (ENDED, ("accuracy", "not_retrieved", "wrong_prompt_won", "wrong_class")),
+    (AFTER_LAST, ("accuracy", "not_retrieved", "wrong_prompt_won", "wrong_class")),
     (
         "True task given: accuracy; and spread (mean cosine)",
         ("true_task_with_prompt", "true_task_without_prompt", "key_spread", "value_spread"),
     ),
-    (ENDED, ("accuracy", "task_not_tried", "coarse_wrong", "fine_wrong")),
+    (AFTER_LAST, ("accuracy", "task_not_tried", "coarse_wrong", "fine_wrong")),
     ("What each score is worth, means over tasks", ("coarse_accuracy", "true_task_accuracy", "confidence", "passes")),
-    (ENDED, ("accuracy", "same_task", "other_task")),
+    (AFTER_LAST, ("accuracy", "same_task", "other_task")),
 )
 
 
@@ -88,7 +88,7 @@ def comparison_tables(rows: Rows) -> list[Table]:
         *_tabulate_optional(
             "Forgetting and transfer (points), task-incremental accuracy", TRANSFER, TRANSFER[1:], flat
         ),
-        spread_table("Decisions after the last task", _wrap_headings(METRICS, DECIDING), flat),
+        spread_table("Decisions after the last task", _wrap_headings(METRICS, DECISION), flat),
         spread_table("Cost", _wrap_headings(METRICS, (*COSTS, *PAPER_BYTES)), flat),
         *(table for title, names in KINDS for table in _tabulate_causes(title, names, flat)),
     ]
@@ -129,7 +129,7 @@ def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
     flat = _add_diagnoses(rows)
     groups = (TRANSFER[1:], BLURRY[:2], PAPER_BYTES)
     transfer, blurry, paper = (present(_select_metrics(names), flat.items()) for names in groups)
-    metrics = _select_metrics((*QUALITY, *transfer, *blurry, *DECIDING, *COSTS, *paper))
+    metrics = _select_metrics((*QUALITY, *transfer, *blurry, *DECISION, *COSTS, *paper))
     parts = [
         _cells(flat, metrics),
         _cells(flat, present(CAUSES, flat.items())),

@@ -1,4 +1,4 @@
-"""The page that the demo ends with: what happened in three sentences, tables and pictures, in one HTML file."""
+"""Format the result of the demo as one HTML file: three sentences, tables and pictures."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def summary(evaluation: Evaluation) -> list[str]:
     """Return sentences about the accuracy of the model and the calibration of its probabilities."""
     accuracy, classes = evaluation.accuracy, len({image.label for image in evaluation.images})
     lines = [f"Accuracy: {accuracy} right, {counted(accuracy.images, 'image')} of {counted(classes, 'class')}"]
-    off = calibration_error(bins(evaluation))
-    lines.append(f"Calibration: probabilities are off by {off:.0f} percentage points on average")
+    error = calibration_error(bins(evaluation))
+    lines.append(f"Calibration: probabilities are off by {error:.0f} percentage points on average")
     return lines
 
 
@@ -92,9 +92,9 @@ def overview(evaluation: Evaluation) -> list[RenderableType]:
     for row in _class_rows(evaluation):
         table.add_row(*row)
     parts: list[RenderableType] = [*map(Text, summary(evaluation)), table]
-    confused = [f"  {a} predicted as {b}: {counted(n, 'image')}" for a, b, n in evaluation.most_confused(5)]
-    if confused:
-        parts.append(Text("\n".join(["Most confused:", *map(printable, confused)])))
+    confusions = [f"  {a} predicted as {b}: {counted(n, 'image')}" for a, b, n in evaluation.most_confused(5)]
+    if confusions:
+        parts.append(Text("\n".join(["Most confused:", *map(printable, confusions)])))
     mistakes = evaluation.mistakes
     lines = [f"  {i.path}: {i.predicted} {100 * i.probability:.0f} %, not {i.label}" for i in mistakes[:MAX_LISTED]]
     if mistakes:
@@ -127,21 +127,21 @@ def _percent(value: float | None) -> str:
 
 def as_html(evaluation: Evaluation, title: str) -> str:
     """Return a page without other files: metrics, plots, and thumbnails of mistakes and of the least certain images."""
-    mistakes, uncertain = evaluation.mistakes, evaluation.least_certain[:MAX_UNCERTAIN]
+    mistakes, least_certain = evaluation.mistakes, evaluation.least_certain[:MAX_UNCERTAIN]
     headings = ("Class", "Images", "Found (recall)", "Correct when named (precision)", "F1")
     lines = (list(map(html.text, row)) for row in _class_rows(evaluation))
     headline, *details = summary(evaluation)
     qualifier = f" (the {MAX_MISTAKES:,} most confident)" if len(mistakes) > MAX_MISTAKES else ""
-    confused = ([html.text(a), html.text(b), f"{n:,}"] for a, b, n in evaluation.most_confused(MAX_CONFUSED))
+    confusions = ([html.text(a), html.text(b), f"{n:,}"] for a, b, n in evaluation.most_confused(MAX_CONFUSED))
     return html.page(
         title,
         html.paragraph(headline, "big"),
         *(html.paragraph(line) for line in (*details, *warnings(evaluation))),
         html.section(f"{len(mistakes):,} mistakes{qualifier}", _tiles(mistakes[:MAX_MISTAKES])),
-        html.section("Right, but least certain", _tiles(uncertain)),
+        html.section("Right, but least certain", _tiles(least_certain)),
         html.section("Classes", html.table(headings, lines)),
         html.section("Actual and predicted classes", _confusion(evaluation)),
-        html.section("Most confused", html.table(("actual", "predicted", "images"), confused, words=2)),
+        html.section("Most confused", html.table(("actual", "predicted", "images"), confusions, words=2)),
         html.section("Reliability of probabilities", svg.reliability_chart({"": bins(evaluation)})),
     )
 

@@ -1,4 +1,4 @@
-"""Format what `protosteer learn` found in a folder, and how accurate the model is."""
+"""Format the scan of a folder by `protosteer learn`, and the accuracy of the model."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def result_lines(result: LearnResult, classes: int) -> list[str]:
         score = f"{check.accuracy.right} of {counted(check.accuracy.images, 'test image')} right with it"
         lines.append(f"Training {result.training}: {score}, {earlier_check.accuracy.right} without")
     if check and check.confused():
-        confused = [f"{a} predicted as {b} ({counted(n, 'time')})" for a, b, n in check.confused(MAX_NAMED_FILES)]
-        lines.append(f"Most confused: {', '.join(confused)}")
+        confusions = [f"{a} predicted as {b} ({counted(n, 'time')})" for a, b, n in check.confused(MAX_NAMED_FILES)]
+        lines.append(f"Most confused: {', '.join(confusions)}")
     return lines
 
 

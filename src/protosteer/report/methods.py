@@ -17,13 +17,13 @@ def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | 
     """Show all methods; `parameters` is the number that each trains, by name."""
     parameter_count = numbers(["Parameters"], no_wrap=True)
     table = plain_table(None, labels("Name"), "Paper", "Stores", "Trains", *parameter_count)
-    able = []
+    repeatable_names = []
     for method in methods:
         s = method.source
         paper = f"{s.authors}, {s.venue} {s.year}"
         table.add_row(method.name, paper, _describe_features(method), method.trains, _count(parameters[method.name]))
-        able += [method.name] if method.supports_repeated_classes else []
-    table.caption = Text(f"Classes may be repeated: {', '.join(able)}.")  # a column more would not fit
+        repeatable_names += [method.name] if method.supports_repeated_classes else []
+    table.caption = Text(f"Classes may be repeated: {', '.join(repeatable_names)}.")  # a column more would not fit
     table.caption_justify = "left"
     return table
 

@@ -15,7 +15,7 @@ from protosteer.report.plots import DPI, Floats, png, short_name
 from protosteer.report.tables import spread_over_seeds
 
 WIDTH, HEIGHT = 19.0, 7.4  # inches
-ON_FRONT, BEHIND = "#0072B2", "#6E6E6E"
+ON_FRONT, OFF_FRONT = "#0072B2", "#6E6E6E"
 MARK = 13.0  # diameter of a point in typographic points: its number fits inside
 
 
@@ -61,8 +61,8 @@ def pareto_figure(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     caption = "blue: no other row is as accurate for less"
     if any(len(seeds) > 1 for seeds in rows.values()):
         caption += "; bars: one standard deviation over runs"
-    figure.text(0.84, 0.955, caption, ha="right", color=BEHIND)
-    names = ranked(rows)
+    figure.text(0.84, 0.955, caption, ha="right", color=OFF_FRONT)
+    names = rank(rows)
     for axes, cost in zip(panels, COSTS, strict=True):
         _panel(axes, cost, points_of(rows, cost))
     panels[0].set_ylabel("Last accuracy (%), mean over tasks")
@@ -72,7 +72,7 @@ def pareto_figure(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     return figure
 
 
-def ranked(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+def rank(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """Sort the labels of rows that have an accuracy, the most accurate first."""
     means = {name: spread_over_seeds(seeds)[0].get("last_accuracy") for name, seeds in rows.items()}
     accuracies = {name: mean for name, mean in means.items() if mean is not None}
@@ -82,7 +82,7 @@ def ranked(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
 def points_of(rows: Mapping[str, Sequence[Mapping[str, Any]]], cost: Cost) -> list[Point]:
     """Make a point of each row that has both metrics, the most accurate first."""
     points = []
-    for number, name in enumerate(ranked(rows), 1):
+    for number, name in enumerate(rank(rows), 1):
         mean, std = spread_over_seeds(rows[name])
         if cost.metric in mean:
             value = mean[cost.metric] if cost.floor is None else max(mean[cost.metric], cost.floor)
@@ -109,7 +109,7 @@ def _panel(axes: Axes, cost: Cost, points: Sequence[Point]) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if not points:
-        axes.text(0.5, 0.5, "no run has this metric", transform=axes.transAxes, ha="center", color=BEHIND)
+        axes.text(0.5, 0.5, "no run has this metric", transform=axes.transAxes, ha="center", color=OFF_FRONT)
         return
     if cost.floor is not None:
         axes.set_xscale("log", nonpositive="clip")
@@ -119,7 +119,7 @@ def _panel(axes: Axes, cost: Cost, points: Sequence[Point]) -> None:
     axes.set_xlim(low, high)
     front_indices = front([(p.cost, p.accuracy) for p in points])
     for i, p in enumerate(points):
-        colour, order = (ON_FRONT, 4) if i in front_indices else (BEHIND, 3)
+        colour, order = (ON_FRONT, 4) if i in front_indices else (OFF_FRONT, 3)
         axes.errorbar(
             p.cost, p.accuracy, p.accuracy_std or None, p.cost_std or None, fmt="o", markersize=MARK,
             markeredgecolor="white", markeredgewidth=0.8, elinewidth=1, color=colour, zorder=order,

@@ -12,7 +12,7 @@ from protosteer.evaluation.metrics import pooled
 from protosteer.report.plots import DPI, legend_text, line_style, png
 from protosteer.util.statistics import BINS, Bins, calibration_error
 
-FEW = 1.0  # percent of the images, below which a bin is drawn faintly
+FAINT_SHARE = 1.0  # percent of the images, below which a bin is drawn faintly
 
 
 def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
@@ -48,11 +48,11 @@ def _row(upper: Axes, lower: Axes, i: int, name: str, bins: Bins) -> None:
         np.array([np.nan if b[part] is None else b[part] for b in bins], dtype=float)
         for part in ("confidence", "accuracy")
     )
-    filled = shares > 0
-    upper.plot(confidence[filled], accuracy[filled], linewidth=1, alpha=0.5, **style)
+    has_images = shares > 0
+    upper.plot(confidence[has_images], accuracy[has_images], linewidth=1, alpha=0.5, **style)
     for bins_drawn, alpha, label in (
-        (filled & (shares < FEW), 0.35, None),
-        (shares >= FEW, 1.0, legend_text(name, f"{calibration_error(bins):.1f} %")),
+        (has_images & (shares < FAINT_SHARE), 0.35, None),
+        (shares >= FAINT_SHARE, 1.0, legend_text(name, f"{calibration_error(bins):.1f} %")),
     ):
         upper.scatter(
             confidence[bins_drawn], accuracy[bins_drawn], color=colour, marker=marker, alpha=alpha, s=40, label=label,

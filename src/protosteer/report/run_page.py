@@ -124,8 +124,8 @@ def as_html(report: Report, title: str) -> str:
 
 def summary(report: Report) -> str:
     """Summarise accuracy, forgetting and the first difference in one or two sentences."""
-    ranked = sorted(report.rows, key=lambda row: -spread_over_seeds(row.seeds)[0]["last_accuracy"])
-    leader, reference = ranked[0], report.rows[0]
+    ranking = sorted(report.rows, key=lambda row: -spread_over_seeds(row.seeds)[0]["last_accuracy"])
+    leader, reference = ranking[0], report.rows[0]
     mean, std = spread_over_seeds(leader.seeds)
     stream = leader.configuration["stream"]
     spread = f" ± {std['last_accuracy']:.1f}" if std else ""
@@ -137,7 +137,7 @@ def summary(report: Report) -> str:
     )
     if len(report.rows) > 1:
         words = f"Of {len(report.rows)} configurations, {words}"
-    rival = next((row for row in ranked if row is not reference), leader)
+    rival = next((row for row in ranking if row is not reference), leader)
     test = report.tests.get(rival.label, {})
     if test.get("difference") is not None:
         words += (

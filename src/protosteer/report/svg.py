@@ -120,10 +120,10 @@ def reliability_chart(rows: Mapping[str, Bins]) -> str:
     ]
     for number, (name, bins) in enumerate(rows.items()):
         total = sum(b["images"] for b in bins)
-        filled = [b for b in bins if b["images"]]
-        points = [(place(b["confidence"]), y(b["accuracy"])) for b in filled]
+        occupied_bins = [b for b in bins if b["images"]]
+        points = [(place(b["confidence"]), y(b["accuracy"])) for b in occupied_bins]
         parts.append(f'<polyline class="line {_style(number)}" points="{_points(points)}"/>')
-        for b, point in zip(filled, points, strict=True):
+        for b, point in zip(occupied_bins, points, strict=True):
             figures = f"confidence {b['confidence']:.1f} %, accuracy {b['accuracy']:.1f} %, {b['images']:,} images"
             radius = 3 + 9 * math.sqrt(b["images"] / total)
             parts.append(_dot(*point, radius, _style(number), f"{name or 'all'}: {figures}"))

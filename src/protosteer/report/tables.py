@@ -29,7 +29,7 @@ MAX_TASKS = 20
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is named and formatted; `average` is what an accuracy is the mean over."""
+    """How a metric is named and formatted; an accuracy is a mean over `average`."""
 
     heading: str
     unit: str = ""
@@ -171,11 +171,11 @@ def matrix_tables(matrix: Matrix, title: str | None = None) -> list[Table]:
 
 
 def _matrix_part(matrix: Matrix, title: str | None, columns: range) -> Table:
-    wordy, decimals = len(matrix) <= WORDY_TASKS, int(len(matrix) <= DECIMAL_TASKS)
-    column_prefix, row_prefix = ("on task ", "after task") if wordy else ("", "after")
-    headings = numbers((f"{column_prefix}{j + 1}" for j in columns), no_wrap=not wordy)
+    has_words, decimals = len(matrix) <= WORDY_TASKS, int(len(matrix) <= DECIMAL_TASKS)
+    column_prefix, row_prefix = ("on task ", "after task") if has_words else ("", "after")
+    headings = numbers((f"{column_prefix}{j + 1}" for j in columns), no_wrap=not has_words)
     table = plain_table(title, Column(no_wrap=True), *headings)
-    if not wordy:
+    if not has_words:
         table.padding = 0
     for i, row in enumerate(matrix[columns[0] :], columns[0] + 1):
         cells = row[columns[0] : columns[-1] + 1]

@@ -118,7 +118,7 @@ class Connection(HttpToolsProtocol):
             self._stop_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject what the parser does not accept: beyond our limits, or not HTTP."""
+        """Reject a request that the parser does not accept: beyond our limits, or not HTTP."""
         self._reject(self._rejection or RequestError(400, "the request is not valid HTTP/1.1; send one that is"))
 
     def timeout_keep_alive_handler(self) -> None:
@@ -128,9 +128,9 @@ class Connection(HttpToolsProtocol):
 
     def _wait(self, seconds: float) -> None:
         self._idle_since = time.monotonic()
-        self._set_deadline(seconds, self._too_late)
+        self._set_deadline(seconds, self._time_out)
 
-    def _too_late(self) -> None:
+    def _time_out(self) -> None:
         if self._unparsed:
             seconds = self._limits.head_seconds
             self._reject(RequestError(408, f"the headers took longer than {seconds:g} s to arrive; send them at once"))
@@ -185,7 +185,7 @@ def _slots(limits: Limits) -> float:
 
 
 def _origin(address: str) -> str | None:
-    """Return what identifies a client: its address, or its /64 network in IPv6.
+    """Return the identity of a client: its address, or its /64 network in IPv6.
 
     None for this machine, where a proxy forwards the requests of many clients.
     """

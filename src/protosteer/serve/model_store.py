@@ -49,7 +49,7 @@ class Store:
         self.current = Snapshot(learner.copy(), self.path, thumbnails)
         self._lock = threading.Lock()
         self._stopping = False
-        self._outdated: Snapshot | None = None  # the current snapshot, if its reader is to be fitted again
+        self._outdated: Snapshot | None = None  # the current snapshot, if its reader must be refitted
         self._refitting: threading.Thread | None = None
         if not writable:
             self.current.learner.reader.release()
@@ -105,7 +105,7 @@ class Store:
         with self._turn():
             learner = self.current.learner.copy()
             records = confirm(learner, [image[None] for image in pixels], files)
-            self._change(learner.memory, self.current.learner.reader)  # as before until it is fitted again
+            self._change(learner.memory, self.current.learner.reader)  # the old reader serves until it is refitted
             return records
 
     def undo(self, id: str) -> TaskRecord:
@@ -152,7 +152,7 @@ class Store:
             raise OutdatedError
 
     def _change(self, memory: Memory, reader: Reader | None = None) -> None:
-        """Write a memory and serve it: at once by `reader`, which is fitted again in the background, or by a new one."""
+        """Write a memory and serve it with a new reader, or at once with `reader` until the background fits a new one."""
         learner = self.current.learner.copy()
         learner.memory = memory
         if reader is not None:
@@ -177,7 +177,7 @@ class Store:
             self._refitting.start()
 
     def _refit(self) -> None:
-        """Build the reader of the current snapshot from its memory alone, until it is the one that a file gives."""
+        """Build the reader of the current snapshot from its memory alone, as loading its file would."""
         while True:
             with self._lock:
                 outdated = None if self._stopping else self._outdated

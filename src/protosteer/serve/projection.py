@@ -75,9 +75,9 @@ def _axes(offsets: Tensor, origin: Tensor) -> Tensor:
     axes = offsets.new_zeros(2, offsets.shape[1])
     count = 0
     for axis in [*_principal(offsets), origin]:
-        free = axis - axes.T @ (axes @ axis)
-        if count < 2 and float(free.norm()) > ROUNDING:
-            axes[count] = normalize(free, dim=0)
+        remainder = axis - axes.T @ (axes @ axis)
+        if count < 2 and float(remainder.norm()) > ROUNDING:
+            axes[count] = normalize(remainder, dim=0)
             count += 1
     # The sign is settled by the largest component; of equal ones, up to rounding, by the first.
     decisive = (axes.abs() >= (1 - ROUNDING) * axes.abs().amax(dim=1, keepdim=True)).int().argmax(dim=1)

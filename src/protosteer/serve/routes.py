@@ -30,21 +30,21 @@ CorrectionId = Annotated[str, Path(description=f"One of those that GET /correcti
 Name = Annotated[str, Path(description="One of those that GET /models lists.")]
 
 
-async def _selected(request: Request) -> Service:
+async def _select_service(request: Request) -> Service:
     service: Service = request.state.service  # set by a dependency of the whole router
     return service
 
 
-Selected = Annotated[Service, Depends(_selected)]
+Selected = Annotated[Service, Depends(_select_service)]
 
 
-async def _authorised(
+async def _authorise(
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))], service: Selected
 ) -> None:
     service.authorise(bearer.credentials if bearer else None)
 
 
-_ALLOWED = [Depends(_authorised)]
+_ALLOWED = [Depends(_authorise)]
 # Of routes that learn from images.
 _TEACHES: dict[str, Any] = {
     "status_code": 201,

@@ -107,13 +107,13 @@ class Jobs:
 
     def _train(self, id: str, record: TaskRecord, pixels: Tensor) -> None:
         """Train until the result is stored; restart if a preceding class is deleted meanwhile."""
-        served = self._store.current.learner
+        original = self._store.current.learner
         labels = record.class_names * len(pixels)
         while True:
             predecessors = self._store.predecessors(record)
             if not predecessors:
                 raise RequestError(422, "no class is left to train this one against")
-            learner = Learner(served.backbone, served.settings)
+            learner = Learner(original.backbone, original.settings)
             learner.memory = Memory(predecessors)
             try:
                 on_stage = partial(self._on_stage, id, record, predecessors)
@@ -136,7 +136,7 @@ class Jobs:
 def _complete(record: TaskRecord, added_record: TaskRecord) -> TaskRecord:
     """Complete a trained record by what was measured when the class was added: date, bytes, held-out similarities.
 
-    They were measured before the prompt was trained on all images.
+    The similarities were measured before the prompt was trained on all images.
     """
     classes = record.classes.with_rows("held_out", [added_record.classes.columns.get("held_out")])
     metadata = dataclasses.replace(
