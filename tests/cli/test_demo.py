@@ -226,9 +226,7 @@ def test_without_a_word_digits_and_photographs_are_learned_and_shown_on_one_page
     monkeypatch.setattr(demo, "PHOTOS", QUICK)
     printed = run_cli(capsys, "demo", "--json", "--out", tmp_path)
     figures = json.loads(printed.out)
-    assert list(figures["variants"]) == list(VARIANTS) and list(figures["photos"]["variants"]) == list(
-        demo.MAIN_VARIANTS
-    )
+    assert [*figures["variants"]] == [*VARIANTS] and [*figures["photos"]["variants"]] == [*demo.MAIN_VARIANTS]
     text = (tmp_path / demo.PAGE).read_text(encoding="utf-8")
     assert text.count("<figure>") == 8 and text.count('class="plot"') == 8 and "[d]og" in text and "://" not in text
     said = printed.err.splitlines()

@@ -49,6 +49,5 @@ def verify(
         print("\n".join(printable(f"{words[passed]}: {line}") for passed, line in checks))
     failures = [line for passed, line in checks if passed is False]
     if failures:
-        raise ProtosteerError(
-            f"{model} does not agree with {certificate}: {failures[0]}", code="not-verified", path=model
-        )
+        message = f"{model} does not agree with {certificate}: {failures[0]}"
+        raise ProtosteerError(message, code="not-verified", path=model)

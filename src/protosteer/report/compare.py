@@ -130,12 +130,8 @@ def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
     groups = (TRANSFER[1:], BLURRY[:2], PAPER_BYTES)
     transfer, blurry, paper = (present(_select_metrics(names), flat.items()) for names in groups)
     metrics = _select_metrics((*QUALITY, *transfer, *blurry, *DECISION, *COSTS, *paper))
-    parts = [
-        _cells(flat, metrics),
-        _cells(flat, present(CAUSES, flat.items())),
-        *([test_cells(tests)] if tests else []),
-    ]
-    return "\n".join(map(github_table, parts))
+    parts = [_cells(flat, metrics), _cells(flat, present(CAUSES, flat.items()))]
+    return "\n".join(map(github_table, parts + ([test_cells(tests)] if tests else [])))
 
 
 def comparison_latex(rows: Rows, tests: Tests | None = None) -> str:

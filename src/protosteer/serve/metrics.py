@@ -13,7 +13,7 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """Count what the service has done since it started.
+    """Count requests, images and batches since the service started.
 
     Routes are templates and models are served ones, so that the number of series is bounded.
     """
