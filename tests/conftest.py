@@ -15,7 +15,7 @@ from protosteer.data.images import ArrayImages
 from protosteer.methods.checks import Maker
 from protosteer.methods.testing import toy_backbone as tiny_backbone
 from protosteer.methods.testing import toy_images as easy_task
-from protosteer.paper.trainer import Trained, train_prompt
+from protosteer.paper.trainer import TrainedPrompt, train_prompt
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
 from protosteer.util.training_state import TrainingState
@@ -60,7 +60,9 @@ _STATES: dict[tuple[Any, ...], dict[tuple[int, int], bytes]] = {}
 _create_maker, Maker.__init__ = Maker.__init__, _share_states  # type: ignore[method-assign]
 
 
-def train(backbone: Backbone, pixels: torch.Tensor, labels: torch.Tensor, settings: Settings, **more: Any) -> Trained:
+def train(
+    backbone: Backbone, pixels: torch.Tensor, labels: torch.Tensor, settings: Settings, **more: Any
+) -> TrainedPrompt:
     """`train_prompt` on images as a learner sees them."""
     images = TaskImages(ArrayImages(pixels), backbone, settings, "task")
     return train_prompt(images.encoder, images.views, labels, settings, **more)

@@ -24,7 +24,7 @@ from protosteer.paper import task as algorithm1
 from protosteer.paper.inference import PrototypeIndex
 from protosteer.paper.prompts import Encoder
 from protosteer.paper.task import Embedder, TrainingImages, task_seed
-from protosteer.paper.trainer import Trained
+from protosteer.paper.trainer import TrainedPrompt
 from protosteer.rules import RULES, Embeddings
 from protosteer.settings import Settings
 from protosteer.util.text import check_name
@@ -64,7 +64,7 @@ def learn_task(
     trains = trains_prompt(settings, classes, memory, shared_prompt)
     shared: Tensor | None = None
 
-    def record(embeddings: Embeddings, training: Trained | None, shared_prompt: Tensor | None) -> TaskRecord:
+    def record(embeddings: Embeddings, training: TrainedPrompt | None, shared_prompt: Tensor | None) -> TaskRecord:
         records = ClassTable.of(
             rule.summarise(label, embeddings.of_class(labels == i), settings, seed, prompted=training is not None)
             for i, label in enumerate(classes)
@@ -155,7 +155,7 @@ def nearest_task(index: PrototypeIndex, queries: Tensor) -> int:
     return int(per_task.mean(dim=0).argmax())
 
 
-def _metadata(settings: Settings, embeddings: Embeddings, training: Trained | None) -> TaskMetadata:
+def _metadata(settings: Settings, embeddings: Embeddings, training: TrainedPrompt | None) -> TaskMetadata:
     return TaskMetadata(
         settings=settings.to_dict(),
         images=len(embeddings.plain),

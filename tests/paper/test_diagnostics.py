@@ -26,7 +26,7 @@ def test_overlap_is_the_mean_cosine_between_class_means():
     assert diagnostics.class_overlap(APART, LABELS) == pytest.approx(float(torch.stack(expected).mean()), abs=1e-6)
 
 
-def test_own_mean_accuracy_leaves_each_image_out():
+def test_loo_ncm_accuracy_leaves_each_image_out():
     embeddings = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(30) % 3
     hits = 0
@@ -37,7 +37,7 @@ def test_own_mean_accuracy_leaves_each_image_out():
             means.append(embeddings[members].mean(dim=0))
         similarity = F.cosine_similarity(embeddings[i], torch.stack(means), dim=1)
         hits += int(similarity.argmax() == labels[i])
-    assert diagnostics.own_mean_accuracy(embeddings, labels) == pytest.approx(100 * hits / 30)
+    assert diagnostics.loo_ncm_accuracy(embeddings, labels) == pytest.approx(100 * hits / 30)
 
 
 def test_weights_that_see_nothing_are_reported():

@@ -11,7 +11,7 @@ from expect import expect_error
 from protosteer.errors import ProtosteerWarning, TrainingError
 from protosteer.learner import Learner
 from protosteer.paper.prototypes import Anchors
-from protosteer.paper.trainer import Trained
+from protosteer.paper.trainer import TrainedPrompt
 from protosteer.runtime.callbacks import CheckpointCallback, ProgressCallback
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.settings import Settings
@@ -27,7 +27,7 @@ class Killed(Exception):
     pass
 
 
-def resumed(path: Path, stop_after: int | None = None, seed: int = 3, **more: Any) -> Trained:
+def resumed(path: Path, stop_after: int | None = None, seed: int = 3, **more: Any) -> TrainedPrompt:
     pixels, labels = easy_task(["ant", "bee"])
     numbers = torch.tensor([int(label == "bee") for label in labels])
     generator = torch.Generator().manual_seed(1)
@@ -42,7 +42,7 @@ def resumed(path: Path, stop_after: int | None = None, seed: int = 3, **more: An
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TrainedPrompt:
     return resumed(tmp_path_factory.mktemp("whole") / "training.safetensors")
 
 

@@ -62,7 +62,7 @@ class Prefix:
             layer, extra = layers[i], None
             if layer is not None:  # [B or 1, 2, L, D] -> 2 x [B or 1, heads, L, D / heads]
                 extra = layer.unflatten(3, (vit.config.heads, -1)).permute(1, 0, 3, 2, 4).unbind(0)
-            x = vit.blocks[i](x, queries=vit.queries(i), extra=extra)
+            x = vit.blocks[i](x, queries=vit.queries(i), extra_kv=extra)
         return vit.pool(x)
 
     def _check(self, vit: ViT, batch: int, done: int) -> None:

@@ -20,7 +20,7 @@ Labels = NDArray[np.int64]
 
 
 def group_labels(points: Floats, count: int, method: str, assign: str, seed: int) -> Labels:
-    """Assign each row of points [n, D], of which more than `count` differ, to one of `count` groups: [n]."""
+    """Assign each row of points [n, D] to one of `count` groups, [n]; more than `count` rows must differ."""
     if count == 1:
         return np.zeros(len(points), dtype=np.int64)
     if method == "kmeans":
@@ -31,23 +31,23 @@ def group_labels(points: Floats, count: int, method: str, assign: str, seed: int
 
 
 def kmeans_labels(points: Floats, count: int, seed: int) -> Labels:
-    """k-means on the embeddings as they are."""
+    """Group points [n, D] by Euclidean k-means: labels [n]."""
     from sklearn.cluster import KMeans
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fewer groups than asked for are fine
+        warnings.simplefilter("ignore")  # k-means may find fewer groups than `count`
         labels: Labels = KMeans(count, n_init=10, random_state=seed).fit_predict(points)
     return labels
 
 
 def spectral_labels(points: Floats, count: int, assign: str, seed: int) -> Labels:
-    """Spectral clustering with the clipped cosine similarity as affinity."""
+    """Group points [n, D] by spectral clustering; the affinity is the clipped cosine similarity: labels [n]."""
     from sklearn.cluster import SpectralClustering
 
     units = unit_rows(points)
     affinity = np.maximum(units @ units.T, SIMILARITY_FLOOR)  # [n, n]
     clustering = SpectralClustering(count, affinity="precomputed", assign_labels=assign, random_state=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # unconnected graphs and the like: groups are still well defined
+        warnings.simplefilter("ignore")  # such as of an unconnected graph: groups are still well defined
         labels: Labels = clustering.fit_predict(affinity)
     return labels

@@ -2,10 +2,10 @@
 
 1. q = f(x), without a prompt. The r key prototypes most similar to q name the candidate tasks.
 2. q_j = f(x) under prompt P^j, for each candidate j.
-3. The class of the value prototype most similar to any q_j, over all classes learned (Eq. 7).
+3. The prediction is the class of the value prototype most similar to any q_j, over all classes learned (Eq. 7).
 
-All pairs of an image and a candidate are embedded together, each under its own prompt, so that the cost does not
-depend on the number of tasks. Each row of the result depends on its own image alone.
+All pairs of an image and a candidate are embedded in common batches, each under its candidate's prompt. The number of
+forward passes does not depend on the number of tasks. A prediction does not depend on the other images of its batch.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrototypeIndex:
-    """The prototypes of T tasks and C classes, which are numbers here; prototypes are unit vectors."""
+    """The prototypes of T tasks and C classes, as unit vectors; tasks and classes are numbered from 0."""
 
-    keys: Tensor  # [K, D]: U
-    key_tasks: Tensor  # [K]: the task of each
-    values: Tensor  # [V, D]: U hat
-    value_classes: Tensor  # [V]: the class of each
-    prompt_tasks: Tensor  # [T]: the task whose prompt each uses, usually its own; -1: no prompt
+    keys: Tensor  # [K, D]: U, of all tasks
+    key_tasks: Tensor  # [K]: the task of each key prototype
+    values: Tensor  # [V, D]: U hat, of all classes
+    value_classes: Tensor  # [V]: the class of each value prototype
+    prompt_tasks: Tensor  # [T]: for each task, the task whose prompt it uses, usually itself; -1: no prompt
     num_classes: int
 
 
 @dataclass(frozen=True)
 class Matches:
-    """What inference finds for B images."""
+    """Class scores of B images, and how they came about."""
 
-    scores: Tensor  # [B, C]: the greatest wins; here, the greatest cosine to a class's value prototypes
+    scores: Tensor  # [B, C]: in Algorithm 2 the greatest cosine to a value prototype of the class, over all q_j
     candidates: Tensor  # bool [B, T]: the tasks retrieved
-    winners: Tensor  # [B]: the task under whose prompt the best match was made
-    embeddings: Tensor  # [B, D]: the image under that prompt
+    winners: Tensor  # [B]: the task under whose prompt the greatest score was reached
+    embeddings: Tensor  # [B, D]: the embedding under that prompt
     passes: Tensor  # int64 [B]: forward passes per image
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """Concatenate the matches of several batches."""
         names = [name for name, column in vars(parts[0]).items() if column is not None]
-        return cls(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 def match(index: PrototypeIndex, embed: Embed, count: int, neighbours: int) -> Matches:
-    """Run Algorithm 2 on `count` images that `embed` knows as rows 0 to count - 1.
+    """Run Algorithm 2 on B images: return their class scores, candidates and embeddings.
 
     Args:
-        index: What has been learned.
-        embed: Embeds images under the prompts of tasks.
+        index: The prototypes of all tasks.
+        embed: Embeds images, by rows 0 to B - 1, under the prompts of tasks.
         count: B.
         neighbours: r, the number of key prototypes retrieved.
     """
@@ -67,19 +67,19 @@ def match(index: PrototypeIndex, embed: Embed, count: int, neighbours: int) -> M
     images, tasks = _prompted_pairs(index, candidates)  # [m], [m]
     embeddings = embed(images, tasks) if len(images) else queries[:0]  # [m, D]: q_j
 
-    best = _BestMatch(index, queries)
+    maxima = _RunningMax(index, queries)
     # Candidates without a prompt share one embedding, the query itself.
-    plain = (candidates & (index.prompt_tasks < 0)).int()  # [B, T]
-    rows = plain.any(dim=1).nonzero()[:, 0]
-    best.update(rows, plain[rows].argmax(dim=1), queries[rows])
+    promptless = (candidates & (index.prompt_tasks < 0)).int()  # [B, T]
+    rows = promptless.any(dim=1).nonzero()[:, 0]
+    maxima.update(rows, promptless[rows].argmax(dim=1), queries[rows])
     for pairs in _kth_pair_per_image(images):
-        best.update(images[pairs], tasks[pairs], embeddings[pairs])
+        maxima.update(images[pairs], tasks[pairs], embeddings[pairs])
     passes = 1 + torch.bincount(images, minlength=count)
-    return Matches(best.scores, candidates, best.tasks, best.embeddings, passes)
+    return Matches(maxima.scores, candidates, maxima.tasks, maxima.embeddings, passes)
 
 
 def retrieve(index: PrototypeIndex, queries: Tensor, neighbours: int) -> Tensor:
-    """Step 1: bool [B, T], the tasks of the r key prototypes most similar to each query [B, D]."""
+    """Find the tasks, bool [B, T], of the r key prototypes most similar to each query [B, D]: step 1."""
     similarity = F.normalize(queries, dim=1) @ index.keys.T  # [B, K]
     nearest = similarity.topk(min(neighbours, len(index.keys)), dim=1).indices  # [B, r]
     candidates = torch.zeros(len(queries), len(index.prompt_tasks), dtype=torch.bool)
@@ -87,14 +87,14 @@ def retrieve(index: PrototypeIndex, queries: Tensor, neighbours: int) -> Tensor:
 
 
 def class_scores(index: PrototypeIndex, embeddings: Tensor) -> Tensor:
-    """Step 3: [B, C], the greatest cosine of each embedding [B, D] to a value prototype of each class."""
+    """Return, for embeddings [B, D], the greatest cosine to a value prototype of each class, [B, C]: step 3."""
     similarity = F.normalize(embeddings, dim=1) @ index.values.T  # [B, V]
     scores = torch.full((len(embeddings), index.num_classes), -torch.inf)
     return scores.scatter_reduce_(1, index.value_classes.expand(len(embeddings), -1), similarity, "amax")
 
 
 def _prompted_pairs(index: PrototypeIndex, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Images [m], ascending, and the tasks [m] whose prompts to run on them; tasks that share one run it once."""
+    """Return images [m], ascending, and the tasks [m] whose prompts to run on them; a shared prompt is run once."""
     images, tasks = candidates.nonzero().T
     owners = index.prompt_tasks[tasks]
     pairs = torch.zeros_like(candidates)
@@ -104,17 +104,17 @@ def _prompted_pairs(index: PrototypeIndex, candidates: Tensor) -> tuple[Tensor, 
 
 
 def _kth_pair_per_image(images: Tensor) -> Iterator[Tensor]:
-    """Positions in `images` [m], ascending: first the first pair of each image, then the second, and so on.
+    """Yield positions in `images` [m], which ascend: of each image's first pair, then of each second one, and so on.
 
-    So that no more than one score per image and class is in memory at a time.
+    In this order, only one score per image and class is in memory at a time.
     """
     k = torch.arange(len(images)) - torch.searchsorted(images, images)
     for number in range(int(k.max()) + 1 if len(k) else 0):
         yield (k == number).nonzero()[:, 0]
 
 
-class _BestMatch:
-    """Per image the best score of each class so far, and the task and embedding behind the best of all."""
+class _RunningMax:
+    """Greatest scores [B, C] over the embeddings added so far; tasks [B] and embeddings [B, D] of the greatest of all."""
 
     def __init__(self, index: PrototypeIndex, queries: Tensor):
         self.index = index
@@ -123,11 +123,11 @@ class _BestMatch:
         self.embeddings = queries.clone()
 
     def update(self, images: Tensor, tasks: Tensor, embeddings: Tensor) -> None:
-        """Take in different images [m], each embedded [m, D] under the prompt of a task [m]."""
+        """Add embeddings [m, D] of distinct images [m], each under the prompt of a task [m]."""
         if not len(images):
             return
-        new, old = class_scores(self.index, embeddings), self.scores[images]  # [m, C]
-        won = new.amax(dim=1) > old.amax(dim=1)
-        self.tasks[images[won]] = tasks[won]
-        self.embeddings[images[won]] = embeddings[won]
-        self.scores[images] = torch.maximum(new, old)
+        scores, maxima = class_scores(self.index, embeddings), self.scores[images]  # [m, C]
+        is_greater = scores.amax(dim=1) > maxima.amax(dim=1)  # [m]
+        self.tasks[images[is_greater]] = tasks[is_greater]
+        self.embeddings[images[is_greater]] = embeddings[is_greater]
+        self.scores[images] = torch.maximum(scores, maxima)

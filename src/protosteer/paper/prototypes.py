@@ -1,4 +1,4 @@
-"""Prototypes: class means (Eq. 1), several centroids per class, and the anchors they become in training."""
+"""Prototypes: class means (Eq. 1), several centroids per class, and the anchors of the loss."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Centroids:
 
     means: Tensor  # [c, D], not normalised
     deviations: Tensor  # [c, D]: population standard deviation within each group; 0 for a single image
-    counts: Tensor  # int64 [c]: images of each group
+    counts: Tensor  # int64 [c]: number of images in each group
 
     @property
     def variance(self) -> float:
-        """Variance of the class's embeddings, averaged over dimensions: within plus between groups."""
+        """Variance of the class's embeddings, averaged over dimensions: that within groups plus that between them."""
         weights = (self.counts / self.counts.sum())[:, None]  # [c, 1]
         mean = (weights * self.means).sum(dim=0)  # [D]
         squares = self.deviations**2 + (self.means - mean) ** 2
@@ -34,7 +34,7 @@ class Centroids:
 def centroids(
     embeddings: Tensor, count: int, method: str = "spectral", assign: str = "discretize", seed: int = 0
 ) -> Centroids:
-    """Make prototypes of one class's embeddings [n, D]; one of them is the class mean, Eq. 1.
+    """Compute the prototypes of one class from its embeddings [n, D]; with count 1, the class mean (Eq. 1).
 
     Args:
         embeddings: [n, D].
@@ -47,29 +47,29 @@ def centroids(
         DataError: The embeddings are not a matrix of finite numbers.
     """
     points = check_embeddings(embeddings)
-    labels = _distinct(points, count)
+    labels = _label_distinct(points, count)
     if labels is None:
         labels = group_labels(points, count, method, assign, seed)
     return _summarise(points, labels)
 
 
 def check_embeddings(embeddings: Tensor) -> Floats:
-    """Check embeddings [n, D]; return double precision, because small eigenvalue gaps decide the groups."""
+    """Check embeddings [n, D] and return them in double precision, because small eigenvalue gaps decide the groups."""
     if embeddings.ndim != 2 or 0 in embeddings.shape:
         shape = list(embeddings.shape)
         message = f"embeddings of a class have shape {shape}; give [images, dimensions], neither 0"
         raise DataError(message, code="bad-embedding-shape", shape=shape)
     points: Floats = embeddings.detach().cpu().float().numpy().astype(np.float64)
-    bad = np.flatnonzero(~np.isfinite(points).all(axis=1)).tolist()
-    if bad:
-        where = f"{len(bad)} of {len(points)} embeddings are not finite, the first in row {bad[0]}"
-        message = f"{where}; check those images and the backbone's weights"
-        raise DataError(message, code="embeddings-not-finite", rows=bad)
+    rows = np.flatnonzero(~np.isfinite(points).all(axis=1)).tolist()
+    if rows:
+        count = f"{len(rows)} of {len(points)}"
+        message = f"{count} embeddings are not finite, the first in row {rows[0]}; check those images and the backbone's weights"
+        raise DataError(message, code="embeddings-not-finite", rows=rows)
     return points
 
 
-def _distinct(points: Floats, limit: int) -> Labels | None:
-    """One group per distinct row, or None if there are more than `limit` of them."""
+def _label_distinct(points: Floats, limit: int) -> Labels | None:
+    """Label each row [n, D] by its distinct value, [n]; None if there are more than `limit` distinct rows."""
     groups: dict[bytes, int] = {}
     labels = np.empty(len(points), dtype=np.int64)
     for row, point in enumerate(points):
@@ -80,9 +80,9 @@ def _distinct(points: Floats, limit: int) -> Labels | None:
 
 
 def _summarise(points: Floats, labels: Labels) -> Centroids:
-    """Mean, deviation and count of the groups that have members, ordered by first member."""
-    _, first = np.unique(labels, return_index=True)
-    groups = [points[labels == labels[row]] for row in np.sort(first)]
+    """Compute mean, deviation and count of each group that labels [n] name, in the order of first members."""
+    _, first_rows = np.unique(labels, return_index=True)
+    groups = [points[labels == labels[row]] for row in np.sort(first_rows)]
     means = np.stack([group.mean(axis=0) for group in groups])
     deviations = np.stack([group.std(axis=0) for group in groups])
     counts = torch.tensor([len(group) for group in groups], dtype=torch.int64)
@@ -91,11 +91,11 @@ def _summarise(points: Floats, labels: Labels) -> Centroids:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Value prototypes of earlier classes, perturbed at each step: mu_hat = mu + m * eps, eps ~ N(0, I)."""
+    """Value prototypes of earlier classes, perturbed at every step: mu_hat = mu + m * eps, eps ~ N(0, I)."""
 
     means: Tensor  # [A, D]: mu
-    scales: Tensor  # [A, D], or [A, 1] for one number per prototype: m
-    labels: Tensor  # [A]: classes as numbers
+    scales: Tensor  # m: [A, D], or [A, 1] if one number per prototype
+    labels: Tensor  # [A]: class of each
 
     @classmethod
     def of(cls, values: Sequence[Centroids], labels: Sequence[int], noise: str) -> Anchors | None:
@@ -104,26 +104,26 @@ class Anchors:
         Args:
             values: The prototypes of each class.
             labels: The number of each class.
-            noise: m: "cluster", the deviations within a prototype's group; "class", the variance of the class, one
-                number; "none", 0.
+            noise: What m is. "cluster": the deviations within the prototype's group (authors' code). "class": the variance
+                of the class, one number (paper's text). "none": 0.
         """
         if not values:
             return None
-        sizes = torch.tensor([len(one.means) for one in values])
+        sizes = torch.tensor([len(prototypes.means) for prototypes in values])
         if noise == "cluster":
-            scales = torch.cat([one.deviations for one in values])
+            scales = torch.cat([prototypes.deviations for prototypes in values])
         else:
-            per_class = [one.variance if noise == "class" else 0.0 for one in values]
+            per_class = [prototypes.variance if noise == "class" else 0.0 for prototypes in values]
             scales = torch.tensor(per_class).repeat_interleave(sizes)[:, None]
-        means = torch.cat([one.means for one in values])
+        means = torch.cat([prototypes.means for prototypes in values])
         return cls(means, scales, torch.tensor(labels).repeat_interleave(sizes))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draw M = `count` prototypes with replacement, perturb and normalise them: [M, D], and labels [M]."""
+        """Draw M = `count` prototypes with replacement, perturb and normalise them: return [M, D] and labels [M]."""
         rows = torch.randint(len(self.means), (count,), generator=generator).to(self.means.device)
         noise = torch.randn(count, self.means.shape[1], generator=generator).to(self.means.device)
         return F.normalize(self.means[rows] + self.scales[rows] * noise, dim=1), self.labels[rows]
 
     def to(self, device: torch.device) -> Anchors:
-        """Move to a device."""
+        """Return the anchors on a device."""
         return Anchors(self.means.to(device), self.scales.to(device), self.labels.to(device))

@@ -1,4 +1,4 @@
-"""One task, Algorithm 1 of the paper: key prototypes, a prompt, value prototypes."""
+"""Learn one task, Algorithm 1 of the paper: key prototypes, a prompt, value prototypes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from protosteer.errors import ProtosteerWarning
 from protosteer.paper import diagnostics
 from protosteer.paper.prompts import Encoder
 from protosteer.paper.prototypes import Anchors, Centroids, centroids
-from protosteer.paper.trainer import Trained, train_prompt
+from protosteer.paper.trainer import TrainedPrompt, train_prompt
 from protosteer.settings import Settings
 from protosteer.util.training_state import Callback
 
 
 class Embedder(Protocol):
-    """Images that can be embedded."""
+    """The interface of n images that can be embedded."""
 
     def embed(self, prompt: Tensor | None) -> Tensor:
-        """[n, D]: all images under a prompt [S, L, D], or without one, by the evaluation transform."""
+        """Embed all images, by the evaluation transform, under a prompt [S, L, D] or None: [n, D]."""
 
 
 class TrainingImages(Embedder, Protocol):
-    """The images of one task, as a prompt is trained with them."""
+    """The interface of one task's images, embedded or as augmented batches."""
 
     def views(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterable[Tensor]:
-        """See `trainer.Views`."""
+        """Augment batches of rows [N]: yields tokens [N, T, D]; see `trainer.Views`."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,24 @@ class LearnedTask:
 
     keys: Tensor  # [n, D]: embeddings without a prompt
     values: Tensor  # [n, D]: embeddings under the task's prompt; without one, the keys
-    labels: Tensor  # [n]: 0 to K - 1
-    training: Trained | None  # None: no prompt was trained
+    labels: Tensor  # [n]: classes, 0 to K - 1
+    training: TrainedPrompt | None  # None: no prompt was trained
     settings: Settings
     seed: int
 
     @property
     def prompt(self) -> Tensor | None:
-        """P^t [S, L, D]."""
+        """P^t [S, L, D]; None if no prompt was trained."""
         return self.training.prompt if self.training else None
 
     @cached_property
     def key_prototypes(self) -> list[Centroids]:
-        """U: for each class at most C key prototypes."""
+        """U: at most C key prototypes per class."""
         return self._prototypes(self.keys)
 
     @cached_property
     def value_prototypes(self) -> list[Centroids]:
-        """U hat: for each class at most C value prototypes."""
+        """U hat: at most C value prototypes per class."""
         return self._prototypes(self.values)
 
     def _prototypes(self, embeddings: Tensor) -> list[Centroids]:
@@ -78,7 +78,7 @@ def learn_task(
     callbacks: Sequence[Callback] = (),
     on_keys: Callable[[Tensor], None] | None = None,
 ) -> LearnedTask:
-    """Learn one task: Algorithm 1.
+    """Learn one task by Algorithm 1: images [n] with labels [n] in, embeddings and a prompt out.
 
     Args:
         images: The n training images of the task.
@@ -87,9 +87,9 @@ def learn_task(
         settings: `prompts=False` gives the training-free baseline of Sec. 3.2.
         start: The previous task's prompt [S, L, D].
         anchors: Value prototypes of all classes of earlier tasks.
-        seed: Of all that is random: see `task_seed`.
-        callbacks: Follow the training of the prompt.
-        on_keys: Is given the keys [n, D] before training begins.
+        seed: Seed of everything random: see `task_seed`.
+        callbacks: Called during the training of the prompt.
+        on_keys: Called with the keys [n, D] before training begins.
     """
     keys = images.embed(None)  # [n, D]: f_theta(x)
     _warn(diagnostics.near_chance(keys, labels))
@@ -97,19 +97,19 @@ def learn_task(
         on_keys(keys)
     if not settings.prompts:
         return LearnedTask(keys, keys, labels, None, settings, seed)
-    trained = train_prompt(encoder, images.views, labels, settings, start, anchors, seed, callbacks)
-    values = images.embed(trained.prompt)  # [n, D]: f_theta,P(x)
+    training = train_prompt(encoder, images.views, labels, settings, start, anchors, seed, callbacks)
+    values = images.embed(training.prompt)  # [n, D]: f_theta,P(x)
     _warn(diagnostics.collapse(keys, values, labels))
-    return LearnedTask(keys, values, labels, trained, settings, seed)
+    return LearnedTask(keys, values, labels, training, settings, seed)
 
 
 def class_prototypes(embeddings: Tensor, count: int, settings: Settings, seed: int) -> Centroids:
-    """At most `count` prototypes of one class's embeddings [m, D], clustered as the settings say."""
+    """Compute at most `count` prototypes of one class from its embeddings [m, D], clustered as the settings say."""
     return centroids(embeddings, count, settings.clustering, settings.assign_labels, seed % 2**32)
 
 
 def task_seed(seed: int, classes: Sequence[str]) -> int:
-    """Derive a task's seed from its classes, so that it does not depend on the order of tasks."""
+    """Derive a task's seed from the user's seed and the task's classes, so that the order of tasks does not matter."""
     digest = hashlib.sha256(json.dumps([seed, sorted(classes)]).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
