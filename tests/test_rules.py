@@ -55,7 +55,7 @@ def test_a_rule_knows_what_it_stored(learner):
     rule = learner.settings.rule
     own, other = RULES[rule], RULES["evidence" if rule == "paper" else "paper"]
     for task in learner.memory.tasks:
-        assert own.stored(task.classes) and not other.stored(task.classes)
+        assert own.has_stored(task.classes) and not other.has_stored(task.classes)
     assert (learner.reader.loo_predictions() is None) == learner.reader.needs_heldout
     assert bool(learner.reader.advice()) == learner.reader.needs_heldout
 

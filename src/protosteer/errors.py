@@ -37,7 +37,7 @@ class ProtosteerError(Exception):
         self.details = details
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with code and details, so that an error crosses process boundaries whole."""
+        """Pickle with code and details, so that an error crosses process boundaries complete."""
         return _rebuild, (type(self), self.args, self.code, self.details)
 
 

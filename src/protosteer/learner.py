@@ -1,4 +1,4 @@
-"""The estimator, a backbone and what has been learned with it: learn, predict, forget, save, load."""
+"""The estimator, a backbone with a list of learned tasks: learn, predict, forget, save, load."""
 
 from __future__ import annotations
 
@@ -111,20 +111,20 @@ class Learner:
 
     @property
     def reader(self) -> Reader:
-        """What predicts from the memory; built again only when the memory or the settings have changed."""
+        """The reader of the memory; it is rebuilt only when the memory or the settings have changed."""
         tasks, settings = self.memory.tasks, self.settings
         if self._reader is None or self._reader[0] is not tasks or self._reader[1] is not settings:
-            self._reader = None  # first: of very many classes, two readers would not fit into memory
+            self._reader = None  # freed first: with very many classes, two readers would not fit into memory
             self._reader = tasks, settings, reader_of(self.memory, settings)
         return self._reader[2]
 
     def use_reader(self, reader: Reader) -> None:
-        """Predict by this reader until the memory changes, such as that of a correction, which is there at once."""
+        """Predict by this reader until the memory changes; that of a correction need not be built again."""
         self._reader = self.memory.tasks, self.settings, reader
 
     @property
     def shared_prompt(self) -> Tensor | None:
-        """The prompt [S, L, D] for all classes that the next task will be stored under, if there is one."""
+        """The shared prompt [S, L, D] that the next task will be stored under, if there is one."""
         if not RULES[self.settings.rule].uses_shared_prompt:
             return None
         return self.memory.shared_prompt if len(self.memory) else self._shared_prompt
@@ -144,14 +144,14 @@ class Learner:
         on_usable: Callable[[TaskRecord], None] | None = None,
         progress: bool | None = None,
     ) -> TaskRecord:
-        """Learn one task. Nothing changes until it is learned completely; known classes grow by its images.
+        """Learn one task: all of it or, if an error is raised, nothing. Its images are added to those of known classes.
 
         Args:
             data: A folder of class folders, (images, labels), or a torch Dataset of such pairs.
-            name: Of the task; "task-N" by default.
+            name: The task's name; "task-N" by default.
             on_stage: Called with each stage of progress.
             checkpoint: With one, the same call resumes an interrupted training, bit-identically.
-            on_usable: Is given the record as it is before its prompt is trained.
+            on_usable: Called with the record before its prompt is trained; it can predict already.
             progress: Show bars on standard error; by default in a terminal or notebook, if there is no `on_stage`.
 
         Returns:
@@ -173,8 +173,8 @@ class Learner:
         for label in classes:
             check_name(label, "class")
         self.memory.check_new(name)
-        number = {label: i for i, label in enumerate(classes)}
-        numbers = torch.tensor([number[label] for label in labels])
+        positions = {label: i for i, label in enumerate(classes)}
+        numbers = torch.tensor([positions[label] for label in labels])
         callbacks = training_callbacks(name, self._run_key(classes, len(labels)), on_stage, checkpoint)
         task_images = self.task_images(cache_decoded(images), name, on_stage)
         precision = self.backbone.precision
@@ -212,7 +212,7 @@ class Learner:
         return record
 
     def task_images(self, images: ImageSet, task: str, on_stage: OnStage | None = None) -> TaskImages:
-        """Return images as a task is learned from them: in the layers that the rule reads."""
+        """Wrap images as those of one task, embedded in the layers that the rule reads."""
         layers = RULES[self.settings.rule].layers(self.settings)
         return TaskImages(images, self.backbone, self.settings, task, on_stage, layers)
 
@@ -225,7 +225,7 @@ class Learner:
         Args:
             image: A path, a PIL image or a tensor of pixels.
             name: Its true class.
-            content: The bytes of its file, which identify it, if `image` is no path.
+            content: The bytes of its file, which identify it, if `image` is not a path.
 
         Returns:
             The correction's record, which is in `memory` now.
@@ -239,8 +239,8 @@ class Learner:
     def confirm(self, images: Any) -> list[TaskRecord]:
         """Learn images that were classified correctly, each as the class that is predicted for it; `undo` reverts it.
 
-        Beside corrections they keep probabilities calibrated: corrected images alone are harder than images are. Images
-        that were corrected are skipped: correct what is wrong in a folder, then confirm the folder.
+        They keep probabilities calibrated beside corrections, because misclassified images alone are harder than others.
+        Corrected images are skipped: correct what is wrong in a folder, then confirm the folder.
 
         Args:
             images: Paths, a folder, PIL images, or a tensor of pixels.
@@ -300,11 +300,11 @@ class Learner:
             yield self._prediction(part)
 
     def predict_embedded(self, embed: Embed, count: int) -> Prediction:
-        """Predict `count` images that `embed` knows by their rows; see `Reader.match`."""
+        """Predict images, given as rows 0 to `count` - 1 of `embed`; see `Reader.match`."""
         return self._prediction(self.reader.match(embed, count, exhaustive=False))
 
     def match(self, embed: Embed, count: int, every: bool = True) -> ClassifierMatches:
-        """Do what `reader.match` does."""
+        """Match images by the current reader; see `Reader.match`. `every` scores all classes."""
         return self.reader.match(embed, count, exhaustive=every)
 
     def _matches(self, images: ImageSet, chunk: int) -> Iterator[ClassifierMatches]:
@@ -339,7 +339,7 @@ class Learner:
 
     @property
     def model(self) -> model_file.Model:
-        """What a model file of this learner holds."""
+        """The model, as a file of this learner holds it."""
         header = model_file.backbone_header(self.backbone)
         return model_file.Model(Path("a learner"), header, self.settings, self.memory)
 
@@ -380,8 +380,8 @@ class Learner:
         Args:
             repo: "user/name"; it is created if it does not exist.
             private: Visibility of a new repository; the account's default if None.
-            licence: For the model card.
-            token: Of your account; by default the one you are logged in with.
+            licence: The licence that the model card names.
+            token: Access token of your account; by default the one you are logged in with.
 
         Returns:
             The address of the repository.
@@ -402,7 +402,7 @@ class Learner:
         Args:
             repo: "user/name".
             revision: A branch, tag or commit; the default branch if None.
-            token: Of your account, for private repositories; by default the one you are logged in with.
+            token: Access token of your account, for private repositories; by default the one you are logged in with.
             backbone: The model's backbone, if it is loaded already.
 
         Returns:
@@ -433,10 +433,10 @@ class Learner:
         return learner
 
     def copy(self) -> Learner:
-        """Return a learner that can change without this one; records are shared, their list is not."""
-        other = Learner(self._backbone, self.settings, self._shared_prompt)
-        other.memory, other._reader = self.memory.copy(), self._reader
-        return other
+        """Return an independent copy of the learner; the two share records but not the list of them."""
+        twin = Learner(self._backbone, self.settings, self._shared_prompt)
+        twin.memory, twin._reader = self.memory.copy(), self._reader
+        return twin
 
     def _require_knowledge(self) -> None:
         if not len(self.memory):
@@ -447,7 +447,7 @@ class Learner:
         return next(name for name in map("task-{}".format, numbers) if name not in self.memory.task_names)
 
     def _run_key(self, classes: Sequence[str], images: int) -> dict[str, Any]:
-        """What distinguishes the training of one task from that of another."""
+        """Return what identifies the training of one task."""
         backbone = {"backbone": self.backbone.fingerprint, "precision": self.backbone.precision}
         return {"settings": self.settings.to_dict(), "classes": classes, "images": images, **backbone}
 
@@ -455,9 +455,9 @@ class Learner:
 def merge(
     *learners: Learner, renames: Mapping[str, str] | None = None, task_renames: Mapping[str, str] | None = None
 ) -> Learner:
-    """Make one learner of several with the same backbone: all their tasks, in the order given.
+    """Merge several learners with the same backbone into one: all their tasks, in the order given.
 
-    A class that several have is known from the images of all.
+    A class that several have is predicted from the images of all.
 
     Args:
         *learners: Learners whose tasks have different names.
@@ -465,7 +465,7 @@ def merge(
         task_renames: The same for tasks.
 
     Returns:
-        A new learner with the first one's backbone; the others stay as they are.
+        A new learner with the first one's backbone; the given learners do not change.
 
     Raises:
         LearnerError: There is nothing to merge, a task's name occurs twice, or backbones or settings of inference differ.
@@ -482,5 +482,5 @@ def merge(
     """
     if not learners:
         raise LearnerError("merge needs at least one learner", code="nothing-to-merge")
-    merged = model_file.merge([learner.model for learner in learners], renames, task_renames)
-    return Learner.of_model(merged, learners[0].backbone)
+    model = model_file.merge([learner.model for learner in learners], renames, task_renames)
+    return Learner.of_model(model, learners[0].backbone)

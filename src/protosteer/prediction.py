@@ -15,10 +15,10 @@ from protosteer.model.index import Index
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was predicted: one row per image, B of them; columns follow `classes`, C of them.
+    """Predictions of B images, one row each, in columns for C `classes`.
 
-    From 20,000 classes on, the default classifier scores n candidates per image; `class_ids` tells which class a column
-    is, in either case.
+    From 20,000 classes on, the default classifier scores n candidates per image. In either case, `class_ids` holds the
+    class of each column.
 
     Attributes:
         classes: Names of the columns.
@@ -28,13 +28,12 @@ class Prediction:
             those to the nearest value prototype of the class.
         probabilities: [B, C] calibrated, so that about nine in ten predictions with 0.9 are correct. Under CPP inference
             softmax of scores / temperature, which is nearly flat.
-        energy: [B] low for images like those learned, high for unknown ones: -temperature * logsumexp(scores / temperature).
+        energy: [B] low for images like those learned, high for unknown images: -temperature * logsumexp(scores / temperature).
         tasks: The task that each label was first learned in.
         candidates: Names of the tasks whose prompts were tried on each image.
-        embeddings: [B, D] last layer of the pass that all classes are stored under; under CPP inference, under the
-            prompt that won.
+        embeddings: [B, D] last layer of the first pass; under CPP inference, the embedding with the greatest score.
         passes: int64 [B] forward passes that each image took.
-        columns: [B, n] the candidates of each image as numbers in `classes`; None: all classes are scored, in their order.
+        columns: [B, n] the candidates of each image as positions in `classes`; None: all classes are scored, in their order.
     """
 
     classes: list[str]
@@ -54,9 +53,9 @@ class Prediction:
 
     @property
     def class_ids(self) -> Tensor:
-        """int64 [B, C] or [B, n]: the class of each column, as its number in `classes`."""
-        every = torch.arange(len(self.classes)).expand(len(self), -1)
-        return every if self.columns is None else self.columns
+        """int64 [B, C] or [B, n]: the class of each column, as its position in `classes`."""
+        positions = torch.arange(len(self.classes)).expand(len(self), -1)
+        return positions if self.columns is None else self.columns
 
     def ranked(self, top: int) -> list[list[tuple[str, float, float]]]:
         """Return the `top` most probable classes of each image: name, probability, similarity.
@@ -70,9 +69,9 @@ class Prediction:
             A list per image.
         """
         labels = self.scores.argmax(dim=1, keepdim=True)
-        best = self.scores.scatter(1, labels, math.inf).topk(min(top, self.scores.shape[1]), dim=1).indices
+        ranking = self.scores.scatter(1, labels, math.inf).topk(min(top, self.scores.shape[1]), dim=1).indices
         columns = (self.class_ids, self.probabilities, self.similarities)
-        rows = zip(*(column.gather(1, best).tolist() for column in columns), strict=True)
+        rows = zip(*(column.gather(1, ranking).tolist() for column in columns), strict=True)
         return [[(self.classes[c], p, s) for c, p, s in zip(*row, strict=True)] for row in rows]
 
     def column(self, row: int, name: str) -> int:
@@ -92,16 +91,17 @@ class Prediction:
 
     @classmethod
     def build(cls, index: Index, matches: ClassifierMatches, temperature: float) -> Prediction:
-        """Name what was found by the names of an index; scores / temperature are logits.
+        """Build the prediction from matches and the names of an index; scores / temperature are logits.
 
         Raises:
             ModelFileError: A number is NaN or infinite (code "not-finite").
         """
-        scores, rest, columns = matches.scores, matches.log_other_mass, matches.class_ids
-        best = scores.argmax(dim=1)
+        scores, log_other_mass, columns = matches.scores, matches.log_other_mass, matches.class_ids
+        winners = scores.argmax(dim=1)
         if columns is not None:
-            best = columns.gather(1, best[:, None])[:, 0]
-        logits = (scores if rest is None else torch.cat([scores, rest[:, None]], 1)) / temperature
+            winners = columns.gather(1, winners[:, None])[:, 0]
+        logits = scores if log_other_mass is None else torch.cat([scores, log_other_mass[:, None]], 1)
+        logits = logits / temperature
         probabilities, energy = (logits.softmax(dim=1)[:, : scores.shape[1]], -temperature * logits.logsumexp(dim=1))
         for numbers in (scores, matches.similarities, probabilities, energy):
             if not numbers.isfinite().all():
@@ -112,12 +112,12 @@ class Prediction:
                 )
         return cls(
             classes=list(index.classes),
-            labels=[index.classes[i] for i in best.tolist()],
+            labels=[index.classes[i] for i in winners.tolist()],
             scores=scores,
             similarities=matches.similarities,
             probabilities=probabilities,
             energy=energy,
-            tasks=[index.tasks[i] for i in index.class_tasks[best].tolist()],
+            tasks=[index.tasks[i] for i in index.class_tasks[winners].tolist()],
             candidates=[[index.tasks[t] for t in row.nonzero()[:, 0].tolist()] for row in matches.candidates],
             embeddings=matches.embeddings,
             passes=matches.passes,

@@ -33,7 +33,7 @@ PRESETS = ("best", "fast", "instant", *PAPER_PRESETS)
 DEFAULT_PRESET = "fast"
 
 MAX_FLOAT = 1e30  # of a setting: optimisers divide it, and what comes out must be a float32
-# Settings that older files name, with the value at which they did nothing.
+# Settings that only older files name, with the value at which they had no effect.
 RETIRED = {"cached_views": 0}
 
 
@@ -53,7 +53,7 @@ def setting(
         default: The default value.
         at_least: The smallest value allowed.
         above: A value that must be exceeded.
-        at_most: The largest value allowed. What sizes memory or a loop has one, so that a slip is found early.
+        at_most: The largest value allowed. Sizes of memory and loops have one, so that a typing error is found early.
         choices: All values allowed, of a string.
 
     Returns:
@@ -71,7 +71,7 @@ class Values:
     def __post_init__(self) -> None:
         bounds = self.bounds()
         for field in dataclasses.fields(self):
-            value = _typed(field, getattr(self, field.name))
+            value = _convert(field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
             _check_bounds(field.name, value, bounds[field.name])
 
@@ -87,10 +87,10 @@ class Values:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Create settings from names and values; an unknown name is an error."""
-        known = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls)]
         for key in values:
-            if key not in known:
-                raise SettingsError(unknown_setting(key, known), code="unknown-setting", name=key)
+            if key not in names:
+                raise SettingsError(unknown_setting(key, names), code="unknown-setting", name=key)
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -255,19 +255,19 @@ class Settings(Values):
         Raises:
             SettingsError: There is no such preset.
         """
-        wanted, about = Settings.preset(name), {key for changes in _CHANGES.values() for key in changes}
-        return self.replace(**{key: getattr(wanted, key) for key in about})
+        values, names = Settings.preset(name), {key for changes in _CHANGES.values() for key in changes}
+        return self.replace(**{key: getattr(values, key) for key in names})
 
     def under(self, name: str) -> Settings:
-        """Do what `with_preset` does, under its old name."""
+        """Call `with_preset`, whose old name this is."""
         warnings.warn("Settings.under is now Settings.with_preset", DeprecationWarning, stacklevel=2)
         return self.with_preset(name)
 
     @classmethod
     def from_file(cls, values: Mapping[str, Any]) -> Settings:
-        """Read what a file of any version says; what it does not name was the paper's when it was written."""
-        known = {name: value for name, value in values.items() if name not in RETIRED}
-        return cls.preset("paper", **known)
+        """Create settings from those of a file of any version; absent ones had the paper's values when it was written."""
+        current = {name: value for name, value in values.items() if name not in RETIRED}
+        return cls.preset("paper", **current)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Settings:
@@ -302,7 +302,7 @@ def parse_value(text: str) -> Any:
     """Parse a value as typed: JSON (5, 0.1, true), or else a bare word."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # also of numbers without end
+    except (ValueError, RecursionError):  # also for numbers of very many digits
         return text.strip()
 
 
@@ -312,7 +312,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}", code="unreadable-settings", path=path) from error
-    except (ValueError, RecursionError) as error:  # tomllib's and the decoder's are both of the first kind
+    except (ValueError, RecursionError) as error:  # errors of tomllib and of the decoder are ValueErrors
         raise SettingsError(f"{path} is not valid TOML: {error}", code="invalid-toml", path=path) from error
 
 
@@ -354,9 +354,9 @@ def preset(name: str) -> dict[str, Any]:
     return dict(_CHANGES[name])
 
 
-def unknown_setting(key: str, known: Sequence[str]) -> str:
-    """Say that a setting is unknown and which of the known ones is nearest."""
-    return f"unknown setting '{key}'; {suggestion(key, known)}"
+def unknown_setting(key: str, names: Sequence[str]) -> str:
+    """Return a message that a setting is unknown, with the nearest of `names`."""
+    return f"unknown setting '{key}'; {suggestion(key, names)}"
 
 
 def _check_bounds(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
@@ -375,19 +375,19 @@ def _check_bounds(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
             raise SettingsError(message, code="setting-out-of-bounds", name=name, value=value)
 
 
-def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Return the value in the field's own type: an int may stand for a float, nothing else is converted."""
+def _convert(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the value in the field's type: an int is converted to a float field, nothing else is."""
     name = field.type if isinstance(field.type, str) else field.type.__name__  # text under postponed annotations
-    wanted = {"bool": bool, "int": int, "float": float, "str": str}[name]
-    if type(value) is int and abs(value) >= 2**63:  # Python may refuse even to write it
+    expected_type = {"bool": bool, "int": int, "float": float, "str": str}[name]
+    if type(value) is int and abs(value) >= 2**63:  # Python may not convert it to text
         raise SettingsError(f"{field.name}: the number is too large", code="setting-out-of-bounds", name=field.name)
-    if wanted is float and type(value) is int:
+    if expected_type is float and type(value) is int:
         value = float(value)
-    if type(value) is not wanted:
-        shown = f" = {value!r}" if isinstance(value, (bool, int, float, str)) else ""
-        message = f"{field.name}{shown[:80]}: must be {wanted.__name__}, not {type(value).__name__}"
+    if type(value) is not expected_type:
+        text = f" = {value!r}" if isinstance(value, (bool, int, float, str)) else ""
+        message = f"{field.name}{text[:80]}: must be {expected_type.__name__}, not {type(value).__name__}"
         raise SettingsError(message, code="wrong-setting-type", name=field.name)
-    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN neither
+    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN fails as well
         message = f"{field.name} = {value}: must be a number up to {MAX_FLOAT:g}"
         raise SettingsError(message, code="setting-out-of-bounds", name=field.name)
     return value

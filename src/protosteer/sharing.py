@@ -83,21 +83,21 @@ def model_card(model: Model, reader: Reader, repo: str, licence: str | None = No
 
     Args:
         model: Contents of the model file.
-        reader: Of its records, `reader_of(model.memory, model.settings)`.
+        reader: The reader of its records, `reader_of(model.memory, model.settings)`.
         repo: The repository, "user/name".
-        licence: Of the model, an identifier of the Hub such as "apache-2.0"; None: not stated.
+        licence: Licence of the model, an identifier of the Hub such as "apache-2.0"; None: not stated.
     """
-    table, known = model.memory.table, known_weights(model.backbone["name"])
+    table, info = model.memory.table, known_weights(model.backbone["name"])
     images = Counter[str]()
     for name, count in zip(table.names, table.images.tolist(), strict=True):
         images[name] += count
     rows = [f"| {_cell(name)} | {images[name]:,} |" for name in model.memory.classes[:MAX_CARD_CLASSES]]
-    if more := len(images) - len(rows):
-        rows.append(f"| and {more:,} more | |")
+    if remaining := len(images) - len(rows):
+        rows.append(f"| and {remaining:,} more | |")
     name = repo.rpartition("/")[2]
     metadata = {"library_name": "protosteer", "pipeline_tag": "image-classification"}
     metadata |= {"license": licence} if licence else {}
-    metadata |= {"base_model": f"timm/{full_name(known.name)}"} if known and not (known.shipped or known.url) else {}
+    metadata |= {"base_model": f"timm/{full_name(info.name)}"} if info and not (info.shipped or info.url) else {}
     lines = [f"{key}: {json.dumps(value)}" for key, value in metadata.items()]
     return _CARD.format(
         metadata="\n".join([*lines, 'tags: ["protosteer", "continual-learning"]']),
@@ -111,7 +111,7 @@ def model_card(model: Model, reader: Reader, repo: str, licence: str | None = No
         table="\n".join(rows),
         backbone=model.backbone["name"],
         fingerprint=model.backbone["fingerprint"],
-        licence=known.licence if known else NOT_STATED,
+        licence=info.licence if info else NOT_STATED,
     )
 
 
@@ -125,7 +125,7 @@ def push(
 ) -> str:
     """Upload a model and its card in one commit; the repository is created if there is none.
 
-    Paths and file names of this machine are left out of the uploaded file.
+    The uploaded file holds no paths and file names of this machine.
 
     Returns:
         The address of the repository.
@@ -148,7 +148,7 @@ def pull(repo: str, revision: str | None = None, token: str | None = None) -> Mo
 
     Raises:
         ProtosteerError: The Hub has no such model, or cannot be reached.
-        ModelFileError: What the repository holds is no model file.
+        ModelFileError: The repository's file is not a model file.
     """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -191,7 +191,7 @@ def _cell(text: str) -> str:
 
 
 @contextmanager
-def _hub_errors(failed: str) -> Iterator[None]:
+def _hub_errors(failure: str) -> Iterator[None]:
     from huggingface_hub.errors import (
         EntryNotFoundError,
         HFValidationError,
@@ -202,16 +202,16 @@ def _hub_errors(failed: str) -> Iterator[None]:
     try:
         yield
     except LocalEntryNotFoundError as error:
-        message = f"{failed}: the Hub cannot be reached, and its cache on this disk has no copy; check the network"
+        message = f"{failure}: the Hub cannot be reached, and its cache on this disk has no copy; check the network"
         raise ProtosteerError(message, code="hub-failed") from error
     except EntryNotFoundError as error:
-        raise ProtosteerError(f"{failed}: it has no {MODEL_FILE}", code="hub-not-found") from error
+        raise ProtosteerError(f"{failure}: it has no {MODEL_FILE}", code="hub-not-found") from error
     except RepositoryNotFoundError as error:
-        message = f"{failed}: there is no such repository, or it is private; check the name, or run: hf auth login"
+        message = f"{failure}: there is no such repository, or it is private; check the name, or run: hf auth login"
         raise ProtosteerError(message, code="hub-not-found") from error
     except HFValidationError as error:
-        raise ProtosteerError(f"{failed}: give it as USER/NAME ({one_line(str(error))})", code="hub-name") from error
+        raise ProtosteerError(f"{failure}: give it as USER/NAME ({one_line(str(error))})", code="hub-name") from error
     except Exception as error:  # the hub's client raises the errors of whatever HTTP library it is built on
         reason = f"{type(error).__name__}: {one_line(str(error))}"
-        message = f"{failed} ({reason}); check the network, and log in with: hf auth login"
+        message = f"{failure} ({reason}); check the network, and log in with: hf auth login"
         raise ProtosteerError(message, code="hub-failed") from error

@@ -37,7 +37,7 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     Attributes:
         classes_: The labels, in sorted order.
-        learner_: What was learned: of images a `Learner`, which can be saved.
+        learner_: The learner; for images a `Learner`, which can be saved.
     """
 
     def __init__(self, backbone: str | Backbone | None = None, preset: str = "instant", random_state: int = 0):
@@ -46,8 +46,8 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> ProtosteerClassifier:
-        """Learn the classes `y` [n] of images or vectors `X`; what was learned before is dropped."""
-        X, y = self._examples(X, y, first=True)
+        """Learn the classes `y` [n] of images or vectors `X`; earlier classes are dropped."""
+        X, y = self._examples(X, y, is_first=True)
         learner = self._new_learner()
         learner.learn((X, _names(y)))
         self.learner_, self.classes_ = learner, np.unique(y)
@@ -65,24 +65,24 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         Returns:
             The classifier itself.
         """
-        first = not hasattr(self, "learner_")
-        X, y = self._examples(X, y, first)
-        learner = self._new_learner() if first else self.learner_
+        is_first = not hasattr(self, "learner_")
+        X, y = self._examples(X, y, is_first)
+        learner = self._new_learner() if is_first else self.learner_
         learner.learn((X, _names(y)))
-        labels = [*([] if first else [self.classes_]), *([] if classes is None else [classes]), y]
+        labels = [*([] if is_first else [self.classes_]), *([] if classes is None else [classes]), y]
         self.learner_, self.classes_ = learner, np.unique(np.concatenate([np.asarray(part) for part in labels]))
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """[n, C]: calibrated probabilities of classes_."""
+        """Predict calibrated probabilities of `classes_` for n images or vectors: [n, C]."""
         check_is_fitted(self, "learner_")
         X = validate_data(self, X, reset=False) if self.backbone is None else _images(X)
         prediction = self.learner_.predict(X)
         places = {name: place for place, name in enumerate(_names(self.classes_))}
         columns = torch.tensor([places[name] for name in prediction.classes])[prediction.class_ids]
-        found = torch.zeros(len(prediction), len(places), dtype=torch.double)
-        found.scatter_(1, columns, prediction.probabilities.double())
-        return (found / found.sum(dim=1, keepdim=True)).numpy()
+        probabilities = torch.zeros(len(prediction), len(places), dtype=torch.double)
+        probabilities.scatter_(1, columns, prediction.probabilities.double())
+        return (probabilities / probabilities.sum(dim=1, keepdim=True)).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the class of each image or vector: [n]."""
@@ -102,9 +102,9 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             raise SettingsError(message, code="preset-needs-backbone", preset=self.preset)
         return VectorLearner(settings)
 
-    def _examples(self, X: Any, y: Any, first: bool) -> tuple[Any, np.ndarray]:
+    def _examples(self, X: Any, y: Any, is_first: bool) -> tuple[Any, np.ndarray]:
         if self.backbone is None:
-            X, y = validate_data(self, X, y, reset=first)
+            X, y = validate_data(self, X, y, reset=is_first)
         else:
             X, y = _images(X), column_or_1d(y, warn=True)
         check_classification_targets(y)
@@ -118,7 +118,7 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
 
 class VectorLearner:
-    """What a `Learner` is to images, to vectors that are embeddings already: nothing is trained."""
+    """A `Learner` of feature vectors instead of images; it trains nothing."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -126,7 +126,7 @@ class VectorLearner:
         self.reader: Reader | None = None
 
     def learn(self, data: tuple[np.ndarray, Sequence[str]]) -> None:
-        """Vectors [n, d] and the name of each one's class. All of it is learned or nothing."""
+        """Learn vectors [n, d] with the names [n] of their classes: all of them or, if an error is raised, none."""
         vectors, names = _units(data[0]), np.asarray(data[1])
         memory = Memory(self.memory.tasks)
         for name in map(str, np.unique(names)):
@@ -146,7 +146,7 @@ def _match(reader: Reader, vectors: Tensor) -> ClassifierMatches:
 
 
 class _Embedded:
-    """The `LayerEmbedder` of embeddings [n, D] that are at hand."""
+    """The `LayerEmbedder` of given embeddings [n, D]."""
 
     def __init__(self, embeddings: Tensor):
         self.embeddings = embeddings
@@ -159,7 +159,7 @@ class _Embedded:
 
 
 def _units(vectors: np.ndarray) -> Tensor:
-    """Normalise to float32 vectors [n, d] of length 1: only directions count, and float16 summaries hold no other lengths."""
+    """Normalise vectors [n, d] to length 1, in float32: only directions count, and float16 may not hold other lengths."""
     return F.normalize(torch.from_numpy(np.array(vectors, dtype=np.float64)), dim=1).float()
 
 
@@ -168,7 +168,7 @@ def _names(labels: np.ndarray) -> list[str]:
 
 
 def _images(X: Any) -> Any:
-    """Arrays of paths become lists of them; other arrays must be of images."""
+    """Convert an array of paths to a list; check that any other array holds images."""
     if isinstance(X, (list, tuple)) or not hasattr(X, "__array__"):
         return X
     array = np.asarray(X)

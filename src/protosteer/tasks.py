@@ -1,7 +1,7 @@
 """Learn one task, or one class of a few images, as a record of a model.
 
-`paper.task` does the learning. Here is what a model adds to it: records, the default rule's class summaries, the
-shared prompt, a record that is usable before its prompt is trained, few-shot classes, corrections.
+`paper.task` does the learning. This module adds records, the default rule's class summaries, the shared prompt, a
+record that is usable before its prompt is trained, and few-shot classes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from protosteer.util.training_state import Callback
 
 
 class LayerEmbedder(Embedder, Protocol):
-    """Images that can be embedded in several layers."""
+    """The interface of n images that can be embedded in several layers."""
 
     def features(self, prompt: Tensor | None) -> Tensor:
-        """[n, S, D]: all images under a prompt [S, L, D], or without one, in the layers that the rule reads."""
+        """Embed all images, under a prompt or None, in the layers that the rule reads: [n, layers, D]."""
 
 
 class TaskImages(LayerEmbedder, TrainingImages, Protocol):
-    """The images of one task, as a prompt is trained with them and as they are stored."""
+    """The interface of one task's images, for training and for storing."""
 
 
 def learn_task(
@@ -56,10 +56,10 @@ def learn_task(
 ) -> TaskRecord:
     """Learn a task of named classes, with labels [n] as positions in them, and return its record.
 
-    Without a shared prompt, the first task's prompt becomes that of the default rule. `on_usable` is given the record
-    as it is before its prompt is trained.
+    Without a shared prompt, the default rule makes the first task's prompt the shared one. `on_usable` is called with the
+    record before its prompt is trained.
     """
-    rule, earlier = RULES[settings.rule], Memory() if settings.independent else memory
+    rule, earlier_memory = RULES[settings.rule], Memory() if settings.independent else memory
     seed = task_seed(settings.seed, classes)
     trains = trains_prompt(settings, classes, memory, shared_prompt)
     shared: Tensor | None = None
@@ -80,29 +80,29 @@ def learn_task(
             metadata = dataclasses.replace(usable.metadata, unfinished=True)
             on_usable(dataclasses.replace(usable, metadata=metadata))
 
-    start = earlier.tasks[-1].prompt if trains and len(earlier) else None
-    # A class that is learned again is no negative of itself.
-    anchors = earlier.anchors(settings.noise, without=classes) if trains else None
-    learned = algorithm1.learn_task(
+    start = earlier_memory.tasks[-1].prompt if trains and len(earlier_memory) else None
+    # The loss must not push a class that is learned again away from its own prototypes.
+    anchors = earlier_memory.anchors(settings.noise, without=classes) if trains else None
+    outcome = algorithm1.learn_task(
         images, labels, encoder, settings.replace(prompts=trains), start, anchors, seed, callbacks, on_keys
     )
-    if learned.prompt is not None and prompt_becomes_shared(settings, memory, shared_prompt):
-        shared, shared_prompt = images.features(learned.prompt), learned.prompt
-    return record(Embeddings(images.features(None), learned.values, shared), learned.training, shared_prompt)
+    if outcome.prompt is not None and prompt_becomes_shared(settings, memory, shared_prompt):
+        shared, shared_prompt = images.features(outcome.prompt), outcome.prompt
+    return record(Embeddings(images.features(None), outcome.values, shared), outcome.training, shared_prompt)
 
 
 def trains_prompt(
     settings: Settings, classes: Sequence[str], memory: Memory, shared_prompt: Tensor | None = None
 ) -> bool:
-    """Return whether a prompt is trained for a task of these classes.
+    """Tell whether a prompt is trained for a task of these classes.
 
-    None is trained for a single class without any other, because training would draw all its images together, nor,
-    by the default rule, for more images of known classes. A shared prompt is trained with the first task, unless
+    There is none for a model's only class: without negatives, training would draw all its images together. By the
+    default rule there is none for more images of known classes. A shared prompt is trained with the first task, unless
     tasks are independent: then no other task could use it.
     """
-    earlier = set() if settings.independent else set(memory.classes)
-    is_only_class = len(classes) == 1 and not earlier - set(classes)
-    only_known_classes = not RULES[settings.rule].trains_known_classes and earlier >= set(classes)
+    earlier_classes = set() if settings.independent else set(memory.classes)
+    is_only_class = len(classes) == 1 and not earlier_classes - set(classes)
+    only_known_classes = not RULES[settings.rule].trains_known_classes and earlier_classes >= set(classes)
     is_first = shared_prompt is None and not len(memory) and not settings.independent
     return (
         settings.prompts
@@ -113,9 +113,9 @@ def trains_prompt(
 
 
 def prompt_becomes_shared(settings: Settings, memory: Memory, shared_prompt: Tensor | None) -> bool:
-    """Return whether the prompt of the task that is learned now becomes the shared prompt."""
-    first = shared_prompt is None and not len(memory)
-    return RULES[settings.rule].uses_shared_prompt and first and not settings.independent
+    """Tell whether the prompt of the task that is learned now becomes the shared prompt."""
+    is_first = shared_prompt is None and not len(memory)
+    return RULES[settings.rule].uses_shared_prompt and is_first and not settings.independent
 
 
 def learn_class(name: str, images: LayerEmbedder, memory: Memory, settings: Settings) -> TaskRecord:
@@ -134,7 +134,7 @@ def learn_class(name: str, images: LayerEmbedder, memory: Memory, settings: Sett
     values = images.embed(prompt)
     embeddings, seed = Embeddings(images.features(None), values, shared), task_seed(settings.seed, [name])
     record = rule.summarise_few_shot(name, embeddings, settings, seed)
-    # A copied prompt was trained with whatever its original was trained with.
+    # A copy of a prompt depends on the same tasks as its original.
     independent = nearest is None or prompt is None or nearest.independent
     return TaskRecord(
         memory.free_name(name),
@@ -150,9 +150,9 @@ def learn_class(name: str, images: LayerEmbedder, memory: Memory, settings: Sett
 def nearest_task(index: PrototypeIndex, queries: Tensor) -> int:
     """Find the task whose keys are most similar to the queries [n, D], on average over the queries."""
     similarity = F.normalize(queries, dim=1) @ index.keys.T
-    empty = torch.full((len(queries), len(index.prompt_tasks)), -torch.inf)
-    per_task = empty.scatter_reduce_(1, index.key_tasks.expand(len(queries), -1), similarity, "amax")
-    return int(per_task.mean(dim=0).argmax())
+    maxima = torch.full((len(queries), len(index.prompt_tasks)), -torch.inf)
+    maxima = maxima.scatter_reduce_(1, index.key_tasks.expand(len(queries), -1), similarity, "amax")
+    return int(maxima.mean(dim=0).argmax())
 
 
 def _metadata(settings: Settings, embeddings: Embeddings, training: TrainedPrompt | None) -> TaskMetadata:

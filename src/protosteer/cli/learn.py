@@ -204,7 +204,7 @@ def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
             "to resume it, repeat the command that began it"
         )
     rule = RULES[learner.settings.rule]
-    if not all(rule.stored(task.classes) for task in tasks):
+    if not all(rule.has_stored(task.classes) for task in tasks):
         say(
             "warning: older tasks were learned by another rule, so the model predicts by CPP inference; learn all "
             "of them again in a new model, or keep to their rule"

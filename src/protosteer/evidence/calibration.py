@@ -1,7 +1,7 @@
 """Calibrate the weights of feature spaces and scores by leave-one-out: no image need be held out.
 
-Never are the scores of all classes needed at once. Beyond `MAX_CLASSES` classes they are computed block by block. Of
-each image the most probable classes stay, and evenly spaced others, which stand for all others in a sum.
+The scores of all classes are never in memory at once: beyond `MAX_CLASSES` classes they are computed block by block.
+For each image the most probable classes are kept. An evenly spaced sample of classes stands for all others in a sum.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from protosteer.evidence.class_statistics import max_loo_images, rows_in_class_r
 from protosteer.evidence.scorer import CoarseScorer
 from protosteer.evidence.summary_table import SummaryTable
 
-UNCALIBRATED_WEIGHT = 10.0  # where no image can be left out
-MAX_CLASSES = 20_000  # that all count; of more, for each image, the most probable and evenly spaced others
+UNCALIBRATED_WEIGHT = 10.0  # of scores without any leave-one-out image
+MAX_CLASSES = 20_000  # with more, the sums of an image are over its most probable classes and a sample
 NEAREST_CLASSES, SAMPLED_CLASSES = 256, 4_096
 _BLOCK = 4_096  # classes scored at once
 PRIOR_IMAGES = 20.0  # leave-one-out images that the prior shares of several feature spaces are worth
@@ -34,13 +34,13 @@ class ImageWeights:
 
     @cached_property
     def mask(self) -> Tensor:
-        """Tell, bool [m], which images count at all."""
+        """Bool [m]: which images have a weight above 0."""
         return self.weights > 0
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the weighted sum of values [n], one for each image that counts."""
-        own = self.weights[self.mask]
-        return values.sum() if bool((own == 1).all()) else own @ values
+        weights = self.weights[self.mask]
+        return values.sum() if bool((weights == 1).all()) else weights @ values
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the weighted mean of values [n], one for each image that counts."""
@@ -48,7 +48,7 @@ class ImageWeights:
 
     @cached_property
     def total(self) -> float:
-        """How many images they are worth together."""
+        """Sum of all weights."""
         return float(self.weights.sum())
 
 
@@ -56,8 +56,8 @@ class ImageWeights:
 class Selection:
     """How m leave-one-out images were chosen, bool [m] each, and how many images were corrected or confirmed in all.
 
-    Images that were learned because they had been misclassified are harder than images are, those that were confirmed
-    are easier: together, as often as they came, they are what images are.
+    Images learned because they were misclassified are harder than a random image, confirmed ones are easier. Together,
+    in the proportion in which they came, they are as hard as a random image.
     """
 
     learned: Tensor
@@ -67,31 +67,31 @@ class Selection:
     num_confirmed: int
 
     @property
-    def known(self) -> Tensor:
-        """Tell, bool [m], which images were not chosen because they were hard; all, if each was."""
-        known = self.learned | self.confirmed
-        return known if known.any() else torch.ones_like(known)
+    def representative(self) -> Tensor:
+        """Bool [m]: which images were not chosen because they were misclassified; all, if each was."""
+        mask = self.learned | self.confirmed
+        return mask if mask.any() else torch.ones_like(mask)
 
     def weights(self, loo: LooScores) -> ImageWeights:
-        """Weigh images by how often such images come; `loo` has their scores in one column of spaces.
+        """Weigh images by how often such images come; `loo` has their scores in one feature space.
 
         If you correct every error, you need not confirm every prediction. So corrected images count as often as they came
-        beside the confirmed ones, but no more often than learned images go wrong. Without confirmed ones they do not
-        count.
+        beside the confirmed ones, but no more often than learned images are misclassified. Without confirmed ones they
+        do not count.
         """
-        weights = self.known.double()
+        weights = self.representative.double()
         if self.num_confirmed and bool(self.confirmed.any()) and bool(self.corrected.any()):
-            wrong = loo.true_class[:, 0] < loo.scores[..., 0].amax(dim=1) - 1e-9  # but for rounding
-            errors, images = int(wrong[self.learned].sum()), int(self.learned.sum())
-            expected = self.num_confirmed * (errors + 1) / (images - errors + 1)
-            share = min(self.num_corrected, expected) / self.num_confirmed
+            is_wrong = loo.true_class[:, 0] < loo.scores[..., 0].amax(dim=1) - 1e-9  # up to rounding
+            errors, images = int(is_wrong[self.learned].sum()), int(self.learned.sum())
+            max_corrected = self.num_confirmed * (errors + 1) / (images - errors + 1)
+            share = min(self.num_corrected, max_corrected) / self.num_confirmed
             weights[self.corrected] = share * int(self.confirmed.sum()) / int(self.corrected.sum())
         return ImageWeights(weights)
 
 
 @dataclass(frozen=True)
 class LooScores:
-    """Leave-one-out scores of m images in k feature spaces, in n columns: all classes, or some that stand for all."""
+    """Leave-one-out scores of m images in k feature spaces and n columns: all classes, or a sample that stands for all."""
 
     scores: Tensor  # [m, n, k]
     log_count: Tensor  # [m, n]: logarithm of how many classes a column stands for
@@ -101,7 +101,7 @@ class LooScores:
 
     @classmethod
     def of(cls, scorers: Sequence[CoarseScorer]) -> LooScores:
-        """Score the leave-one-out images of scorers that leave out the same images."""
+        """Score the leave-one-out images of k scorers, which are the same for each."""
         statistics = scorers[0].statistics
         if len(statistics.means) > MAX_CLASSES:
             return _loo_scores_blockwise(scorers, statistics.loo_labels)
@@ -117,26 +117,26 @@ class LooScores:
     def join(cls, parts: Sequence[LooScores]) -> LooScores:
         """Join the scores of the same images against all classes."""
         fields = ("scores", "true_class", "mean", "max_similarity")
-        joined = {name: torch.cat([getattr(part, name) for part in parts], dim=-1) for name in fields}
-        return cls(log_count=parts[0].log_count, **joined)
+        columns = {name: torch.cat([getattr(part, name) for part in parts], dim=-1) for name in fields}
+        return cls(log_count=parts[0].log_count, **columns)
 
     @classmethod
     def among_all(cls, scores: Tensor, similarities: Tensor, labels: Tensor) -> LooScores:
-        """Take scores and similarities [m, C, k] of all classes, and the true classes [m]."""
+        """Collect scores and similarities [m, C, k] of all classes; `labels` [m] are the true classes."""
         true_class = scores[torch.arange(len(labels)), labels]
         log_count = scores.new_zeros(scores.shape[:2])
         return cls(scores, log_count, true_class, scores.mean(dim=1), similarities.amax(dim=1))
 
     def weights(self, spaces: Sequence[int], images: ImageWeights | None = None) -> list[float]:
-        """Find weights, one per space, under which the true classes of images are most probable; None: of all images.
+        """Fit one weight per space, above 0, so that the true classes of images are most probable; None: of all images.
 
-        Never negative. That nothing among m images went wrong does not mean that nothing ever will: image m + 1
-        counts as one without information, which bounds the confidence.
+        Labels are smoothed by 1 / (m + 1), as if one more image had no label. That bounds the confidence even if all m
+        images are classified correctly.
         """
         images = images or ImageWeights(torch.ones(len(self.true_class), dtype=torch.double))
-        chosen, rows = torch.tensor(spaces), images.mask
+        columns, rows = torch.tensor(spaces), images.mask
         log_count = self.log_count[rows]
-        scores, true_class, mean = (x[rows][..., chosen] for x in (self.scores, self.true_class, self.mean))
+        scores, true_class, mean = (x[rows][..., columns] for x in (self.scores, self.true_class, self.mean))
         if not len(true_class):
             return [UNCALIBRATED_WEIGHT / len(spaces)] * len(spaces)
         logs = torch.full((len(spaces),), math.log(UNCALIBRATED_WEIGHT / len(spaces)), dtype=torch.double)
@@ -151,18 +151,18 @@ class LooScores:
         return logs.detach().exp().tolist()
 
     def weighted(self, shares: Tensor) -> LooScores:
-        """Return the weighted sum of all scores as a single one."""
+        """Sum the scores of k spaces, weighted by shares [k], to one column of spaces."""
         scores, true_class, mean = ((x @ shares)[..., None] for x in (self.scores, self.true_class, self.mean))
         return LooScores(scores, self.log_count, true_class, mean, self.max_similarity[:, :1])
 
     def log_likelihood(self, space: int, weight: float, images: ImageWeights) -> float:
-        """Return the mean log probability of the true classes of images by one space alone."""
+        """Return the mean log probability of the true classes of images, by one space only."""
         rows = images.mask
         total = (weight * self.scores[rows][..., space] + self.log_count[rows]).logsumexp(dim=1)
         return float(images.mean(weight * self.true_class[rows][:, space] - total))
 
     def shares(self, prior: Tensor, images: ImageWeights) -> Tensor:
-        """Find the shares [k] of k scores, which add up to 1, by leave-one-out images.
+        """Fit the shares [k] of k scores, which add up to 1, to leave-one-out images; `prior` [k] are shares as well.
 
         They minimise the squared Hellinger distance between probabilities and labels, 2 (1 - sqrt p) per image, with a
         Dirichlet prior worth `PRIOR_IMAGES` images. The distance is bounded: a few outliers cannot decide, as they
@@ -175,8 +175,8 @@ class LooScores:
         logs = (UNCALIBRATED_WEIGHT * prior).log().requires_grad_()
 
         def distance() -> Tensor:
-            chosen = true_class @ logs.exp() - (scores @ logs.exp() + log_count).logsumexp(dim=1)
-            distances = 2 * images.sum(1 - (chosen / 2).exp())
+            log_probs = true_class @ logs.exp() - (scores @ logs.exp() + log_count).logsumexp(dim=1)
+            distances = 2 * images.sum(1 - (log_probs / 2).exp())
             return (distances - PRIOR_IMAGES * prior @ logs.log_softmax(dim=0)) / images.total
 
         _minimise(distance, logs, 100)
@@ -195,15 +195,15 @@ def _minimise(loss: Callable[[], Tensor], parameters: Tensor, steps: int) -> Non
 
     options = {"maxiter": steps, "ftol": 1e-12, "gtol": 1e-7}
     start = parameters.detach().numpy().copy()
-    found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
-    parameters.data.copy_(torch.from_numpy(found.x))
+    solution = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+    parameters.data.copy_(torch.from_numpy(solution.x))
 
 
 def loo_probabilities(table: SummaryTable, labels: Tensor, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Predict stored images by leave-one-out in one feature space, some at a time.
+    """Predict stored images by leave-one-out in one feature space, in chunks.
 
     `table` has R summaries of C classes, `labels` [R] their classes. `images` [m] are prototypes, each one image of a
-    class that has others. Yields some of `images` [b] and probabilities [b, C], each as if it had not been learned.
+    class that has others. Yields chunks of `images` [b] and their probabilities [b, C], each as if it had not been learned.
     """
     chunks = -(-len(images) // max_loo_images(int(labels.max()) + 1))
     weight: float | None = None
@@ -218,42 +218,42 @@ def loo_probabilities(table: SummaryTable, labels: Tensor, images: Tensor) -> It
 
 
 def _loo_scores(scorers: Sequence[CoarseScorer], classes: slice) -> tuple[Tensor, Tensor]:
-    """Scores and similarities [m, n, k] of a range of classes."""
+    """Compute scores and similarities [m, n, k] of a range of n classes by k scorers."""
     scores, similarities = zip(*(scorer.loo_scores(classes) for scorer in scorers), strict=True)
     return torch.stack(scores, dim=-1), torch.stack(similarities, dim=-1)
 
 
 def _loo_scores_blockwise(scorers: Sequence[CoarseScorer], labels: Tensor) -> LooScores:
-    """The same from blocks of classes, one after the other."""
+    """Compute leave-one-out scores of images with labels [m] from blocks of classes, one after the other."""
     count, classes, spaces = len(labels), len(scorers[0].statistics.means), len(scorers)
     sample = torch.linspace(0, classes - 1, SAMPLED_CLASSES).round().long()
     nearest = torch.empty(count, 0, spaces, dtype=torch.double)  # scores of the most probable classes so far
-    numbers = torch.empty(count, 0, dtype=torch.int64)  # and which classes they are
+    numbers = torch.empty(count, 0, dtype=torch.int64)  # the classes of `nearest`
     true_class, total = torch.empty(count, spaces).double(), torch.zeros(count, spaces).double()
     max_similarity = torch.full((count, spaces), -torch.inf, dtype=torch.double)
-    others = []
-    for first in range(0, classes, _BLOCK):
-        block = slice(first, min(first + _BLOCK, classes))
+    sample_scores = []
+    for start in range(0, classes, _BLOCK):
+        block = slice(start, min(start + _BLOCK, classes))
         scores, similarities = _loo_scores(scorers, block)
         images, columns = rows_in_class_range(labels, block)
         true_class[images] = scores[images, columns]
         total += scores.sum(dim=1)
         max_similarity = torch.maximum(max_similarity, similarities.amax(dim=1))
-        others.append(scores[:, sample[(sample >= first) & (sample < block.stop)] - first])
-        nearest, numbers = _most_probable(nearest, numbers, scores, first)
+        sample_scores.append(scores[:, sample[(sample >= start) & (sample < block.stop)] - start])
+        nearest, numbers = _most_probable(nearest, numbers, scores, start)
     places = torch.searchsorted(sample, numbers).clamp(max=SAMPLED_CLASSES - 1)
-    places = places.where(sample[places] == numbers, SAMPLED_CLASSES)  # the end: not in the sample
-    taken = torch.zeros(count, SAMPLED_CLASSES + 1, dtype=torch.bool).scatter_(1, places, True)[:, :-1]
-    log_count = ((classes - NEAREST_CLASSES) / (~taken).sum(dim=1, keepdim=True).double()).log()
-    sampled = log_count.expand_as(taken).masked_fill(taken, -torch.inf)
-    log_count = torch.cat([log_count.new_zeros(count, NEAREST_CLASSES), sampled], dim=1)
-    scores = torch.cat([nearest, *others], dim=1)
+    places = places.where(sample[places] == numbers, SAMPLED_CLASSES)  # one past the end: not in the sample
+    is_nearest = torch.zeros(count, SAMPLED_CLASSES + 1, dtype=torch.bool).scatter_(1, places, True)[:, :-1]
+    log_count = ((classes - NEAREST_CLASSES) / (~is_nearest).sum(dim=1, keepdim=True).double()).log()
+    log_counts = log_count.expand_as(is_nearest).masked_fill(is_nearest, -torch.inf)
+    log_count = torch.cat([log_count.new_zeros(count, NEAREST_CLASSES), log_counts], dim=1)
+    scores = torch.cat([nearest, *sample_scores], dim=1)
     return LooScores(scores, log_count, true_class, total / classes, max_similarity)
 
 
-def _most_probable(nearest: Tensor, numbers: Tensor, scores: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Of the classes so far and a block [m, c, k] of classes from `first` on."""
-    here = torch.arange(first, first + scores.shape[1]).expand(len(scores), -1)
-    nearest, numbers = torch.cat([nearest, scores], dim=1), torch.cat([numbers, here], dim=1)
-    best = nearest.sum(dim=2).topk(min(NEAREST_CLASSES, nearest.shape[1]), dim=1).indices
-    return nearest.gather(1, best[:, :, None].expand(-1, -1, nearest.shape[2])), numbers.gather(1, best)
+def _most_probable(nearest: Tensor, numbers: Tensor, scores: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Keep the most probable of the classes so far, with their numbers, and a block [m, c, k] of classes from `start` on."""
+    block = torch.arange(start, start + scores.shape[1]).expand(len(scores), -1)
+    nearest, numbers = torch.cat([nearest, scores], dim=1), torch.cat([numbers, block], dim=1)
+    columns = nearest.sum(dim=2).topk(min(NEAREST_CLASSES, nearest.shape[1]), dim=1).indices
+    return nearest.gather(1, columns[:, :, None].expand(-1, -1, nearest.shape[2])), numbers.gather(1, columns)

@@ -1,4 +1,4 @@
-"""Statistics of all classes in one feature space: what the default classifier computes scores from."""
+"""Statistics of all classes in one feature space: from which the default classifier computes scores."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from protosteer.evidence.summary_table import SummaryTable
 # Images scored by leave-one-out: as many as keep images times classes below LOO_SCORES, within these bounds.
 MIN_LOO_IMAGES, MAX_LOO_IMAGES = 200, 2_000
 LOO_SCORES = 4_000_000
-COVARIANCE_PROTOTYPES = 262_144  # for the covariance within classes; more add nothing but time
-# Prototypes or classes in double precision at once: so few that their memory is reused instead of allocated again,
-# which had taken most of the time.
+COVARIANCE_PROTOTYPES = 262_144  # for the covariance within classes; more make it no better
+# Prototypes or classes in double precision at once: so few that their memory is reused. Allocation would take most of
+# the time.
 BLOCK = 2_048
 
 
@@ -33,7 +33,7 @@ class ClassStatistics:
     counts: Tensor  # [P]: images behind each prototype
     owners: Tensor  # [P]: the class of each
     summaries: Tensor  # [P]: the summary of each
-    loo_rows: Tensor  # [m]: prototypes that are images as they are, of classes that have others
+    loo_rows: Tensor  # [m]: prototypes that are single images, of classes with further images
     sizes: Tensor  # [C]: images of each class
     means: Tensor  # [C, D]
     scatter: Tensor  # [D, D]: of images about their class means
@@ -62,35 +62,35 @@ class ClassStatistics:
         for block in blocks(len(owners)):
             means.index_add_(0, owners[block], table.decoded(block, space) * counts[block, None])
         means /= sizes[:, None]
-        sampled = _covariance_classes(classes, len(owners))
+        in_sample = _covariance_classes(classes, len(owners))
         images = torch.zeros(len(labels), dtype=torch.double).index_add_(0, owner_summaries, counts)  # [R]
         squares = torch.zeros(dim, dtype=torch.double)
         for block in blocks(len(labels)) if spread else ():
-            squares += (images * sampled[labels])[block] @ table.deviations[block].double().square()
+            squares += (images * in_sample[labels])[block] @ table.deviations[block].double().square()
         scatter = torch.diag(squares)
-        for rows in sampled[owners].nonzero()[:, 0].split(BLOCK):
+        for rows in in_sample[owners].nonzero()[:, 0].split(BLOCK):
             residuals = (table.decoded(rows, space) - means[owners[rows]]) * counts[rows, None].sqrt()
             scatter += residuals.T @ residuals
-        dof = float(((sizes - 1) * sampled).sum())
+        dof = float(((sizes - 1) * in_sample).sum())
         if loo_rows is None:
             exact = ~table.grouped & (sizes[owners] > 1)
             loo_rows = _evenly_spaced(exact.nonzero()[:, 0], max_loo_images(classes))
         return cls(table, space, counts, owners, owner_summaries, loo_rows, sizes, means, scatter, dof)
 
-    def with_images(self, point: Tensor, count: float, label: int, new: bool) -> ClassStatistics:
-        """Return the statistics with `count` more images at `point` [D] of class `label`; `new`: the class comes in there.
+    def with_images(self, point: Tensor, count: float, label: int, is_new: bool) -> ClassStatistics:
+        """Return the statistics with `count` more images at `point` [D] of class `label`; `is_new`: insert the class.
 
-        Sizes, means and scatter are exact. The prototypes and the images that are left out stay those that were.
+        Sizes, means and scatter are exact. Prototypes and leave-one-out images stay the same.
         """
         sizes, means = self.sizes.clone(), self.means.clone()
-        if new:
+        if is_new:
             sizes = insert_row(sizes, label, torch.zeros(()))
             means = insert_row(means, label, point)
         size, residual = float(sizes[label]), point - means[label]
         sizes[label] += count
         means[label] += residual * (count / (size + count))
         scatter = self.scatter + torch.outer(residual, residual) * (size * count / (size + count))
-        return dataclasses.replace(self, sizes=sizes, means=means, scatter=scatter, dof=self.dof + count - new)
+        return dataclasses.replace(self, sizes=sizes, means=means, scatter=scatter, dof=self.dof + count - is_new)
 
     @property
     def points(self) -> Tensor:
@@ -129,9 +129,9 @@ def blocks(count: int) -> Iterator[slice]:
 
 
 def rows_in_class_range(labels: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
-    """Find the images, of labels [m], whose class lies in a range: their rows, and their classes' places in it."""
-    inside = (labels >= classes.start) & (labels < classes.stop)
-    return inside.nonzero()[:, 0], labels[inside] - classes.start
+    """Find the images, with labels [m], whose class lies in a range: return their rows and their classes' places in it."""
+    in_range = (labels >= classes.start) & (labels < classes.stop)
+    return in_range.nonzero()[:, 0], labels[in_range] - classes.start
 
 
 def max_loo_images(classes: int) -> int:
@@ -140,11 +140,11 @@ def max_loo_images(classes: int) -> int:
 
 
 def _covariance_classes(classes: int, prototypes: int) -> Tensor:
-    """Find the classes, bool [C], that make the covariance: all, or evenly spaced ones with prototypes enough."""
-    chosen = torch.arange(0, classes, max(1.0, prototypes / COVARIANCE_PROTOTYPES), dtype=torch.double)
-    return torch.zeros(classes, dtype=torch.bool).index_fill_(0, chosen.long(), True)
+    """Select the classes, bool [C], for the covariance: all, or evenly spaced ones with enough prototypes."""
+    rows = torch.arange(0, classes, max(1.0, prototypes / COVARIANCE_PROTOTYPES), dtype=torch.double)
+    return torch.zeros(classes, dtype=torch.bool).index_fill_(0, rows.long(), True)
 
 
 def _evenly_spaced(rows: Tensor, count: int) -> Tensor:
-    """At most `count` of the rows [n]."""
+    """Select at most `count` of the rows [n]."""
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), count)).round().long()]

@@ -1,4 +1,4 @@
-"""What the default classifier finds for images, beyond the paper's matches."""
+"""Matches of the default classifier, which extend those of the paper."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from protosteer.paper.inference import Matches
 class ClassifierMatches(Matches):
     """Matches whose scores are logits, [B, C] of all classes or [B, n] of candidates."""
 
-    similarities: Tensor  # [B, C] or [B, n]: cosines, to show and to reject unknown images by
+    similarities: Tensor  # [B, C] or [B, n]: cosines, by which unknown images are rejected
     class_ids: Tensor | None = None  # [B, n]: the candidates; None: all classes, in their order
     log_other_mass: Tensor | None = None  # [B]: one logit for all other classes together

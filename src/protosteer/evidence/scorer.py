@@ -1,8 +1,8 @@
 """Score embeddings against all classes, from a few prototypes per class.
 
 A score is a weighted sum of the whitened cosines to the class mean, one per feature space, and the logarithm of a
-kernel ridge regression of class membership. All are closed forms over the prototypes, so classes come and go without
-training. In one feature space the share of the regression is fixed; in several, `LooScores.shares` finds all shares.
+kernel ridge regression of class membership. All are closed forms over the prototypes, so classes are added and removed
+without training. In one feature space the share of the regression is fixed; in several, `LooScores.shares` finds all shares.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from protosteer.evidence.summary_table import SummaryTable
 from protosteer.evidence.whitened import WhitenedCosine, dot_means
 
 RIDGE_SHARE = 0.3  # weight of the regression's logarithm, as a share of the whitened cosine's
-RIDGE_FLOOR = 0.05  # a regression on zeros and ones says nothing about smaller probabilities
+RIDGE_FLOOR = 0.05  # the regression of zeros and ones is too coarse for smaller probabilities
 RIDGE_FLOOR_SEVERAL = 0.02  # the same in several feature spaces
-# Weights of several feature spaces before any image was seen: the last layer, each earlier space, the ridge.
+# Prior shares of several feature spaces: the last layer, each earlier space, the ridge.
 PRIOR_LAST, PRIOR_EARLIER, PRIOR_RIDGE = 0.4, 0.16, 0.3
 
 
 class CoarseScorer:
     """Scores embeddings against C classes in S feature spaces, and measures how similar they are to them.
 
-    Similarity is the mean of the cosines to a class mean with and without whitening, in the first feature space. It
-    tells images that are like no class: whitening sees small differences; without it, an image must lie where images
-    lie at all.
+    Similarity is the mean of the cosines to a class mean with and without whitening, in the first feature space. It is
+    low for images of unknown classes. Whitening amplifies small differences between images; the cosine without it is
+    low for images unlike any that were learned.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class CoarseScorer:
         self.shares = _prior_shares(table.spaces, self.ridge is not None)
         self.lengths = self.statistics.means.norm(dim=1).clamp(min=1e-12)  # [C]
 
-    def with_image(self, points: Sequence[Tensor], count: float, label: int, new: bool) -> CoarseScorer:
-        """Return a scorer that also knows `count` images at one prototype, [D] in each feature space, of class `label`.
+    def with_image(self, points: Sequence[Tensor], count: float, label: int, is_new: bool) -> CoarseScorer:
+        """Return a scorer with `count` more images at one prototype, [D] in each feature space, of class `label`.
 
-        All but the shares of the feature spaces and the centre of the regression is as if the scorer was built again.
-        `new`: the class comes in there.
+        Except for the shares of feature spaces and the regression's centre, it equals a scorer built from scratch.
+        `is_new`: insert the class.
         """
         updated = copy.copy(self)
-        given = zip(self.spaces, points, strict=True)
-        updated.spaces = [statistics.with_images(point, count, label, new) for statistics, point in given]
+        pairs = zip(self.spaces, points, strict=True)
+        updated.spaces = [statistics.with_images(point, count, label, is_new) for statistics, point in pairs]
         updated.statistics = updated.spaces[0]
         updated.whitened = [WhitenedCosine(statistics) for statistics in updated.spaces]
-        updated.ridge = self.ridge and self.ridge.with_image(torch.cat(list(points)), count, label, new)
+        updated.ridge = self.ridge and self.ridge.with_image(torch.cat(list(points)), count, label, is_new)
         updated.lengths = updated.statistics.means.norm(dim=1).clamp(min=1e-12)
         return updated
 
@@ -73,15 +73,15 @@ class CoarseScorer:
         return F.normalize(self.statistics.means, dim=1)
 
     def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Score embeddings [B, S * D] against all classes, [n] or for each image its own [B, n].
+        """Score embeddings [B, S * D] against all classes, or `classes`, [n] or [B, n] per image.
 
         Returns scores and similarities (cosines), each [B, C] or [B, n].
         """
         units = F.normalize(embeddings.double().unflatten(1, (len(self.spaces), -1)), dim=2)  # [B, S, D]
         parts = [whitened.scores(units[:, s], classes) for s, whitened in enumerate(self.whitened)]
         lengths = self.lengths if classes is None else self.lengths[classes]
-        plain = dot_means(units[:, 0], self.statistics.means, classes) / lengths
-        similarities = (parts[0] + plain) / 2
+        cosines = dot_means(units[:, 0], self.statistics.means, classes) / lengths
+        similarities = (parts[0] + cosines) / 2
         if self.ridge:
             ridge = self.ridge.scores(units.flatten(1))
             if classes is not None:
@@ -96,12 +96,12 @@ class CoarseScorer:
         """
         statistics, classes = self.statistics, classes or self.statistics.all_classes
         owners, points = statistics.loo_labels, statistics.loo_points
-        plain = points @ statistics.means[classes].T / self.lengths[classes]
-        own = rows_in_class_range(owners, classes)
-        others = statistics.sizes[owners][:, None] * statistics.means[owners] - points
-        plain[own] = F.cosine_similarity(points, others, dim=1)[own[0]]
+        cosines = points @ statistics.means[classes].T / self.lengths[classes]
+        cells = rows_in_class_range(owners, classes)
+        sums = statistics.sizes[owners][:, None] * statistics.means[owners] - points  # without the image
+        cosines[cells] = F.cosine_similarity(points, sums, dim=1)[cells[0]]
         parts = [whitened.loo_scores(classes) for whitened in self.whitened]
-        similarities = (parts[0] + plain) / 2
+        similarities = (parts[0] + cosines) / 2
         if self.ridge:
             parts.append(self._log_ridge(self.ridge.loo_scores[:, classes]))
         return parts, similarities
@@ -112,16 +112,16 @@ class CoarseScorer:
         return self._weighted(parts), similarities
 
     def _weighted(self, parts: Sequence[Tensor]) -> Tensor:
-        first, *others = (share * part for share, part in zip(self.shares, parts, strict=True))
-        return sum(others, first)
+        head, *tail = (share * part for share, part in zip(self.shares, parts, strict=True))
+        return sum(tail, head)
 
     def _log_ridge(self, ridge: Tensor) -> Tensor:
         return ridge.clamp(min=self.ridge_floor).log()
 
 
-def _prior_shares(spaces: int, ridge: bool) -> Tensor:
-    """Shares, double [S (+ 1)], of the feature spaces, the last layer's first, and of the ridge."""
+def _prior_shares(spaces: int, has_ridge: bool) -> Tensor:
+    """Return prior shares, double [S (+ 1)], of the feature spaces, the last layer's first, and of the ridge."""
     if spaces == 1:
-        return torch.tensor([1.0, RIDGE_SHARE][: 1 + ridge]).double()
-    shares = [PRIOR_LAST, *[PRIOR_EARLIER] * (spaces - 1), *[PRIOR_RIDGE] * ridge]
+        return torch.tensor([1.0, RIDGE_SHARE][: 1 + has_ridge]).double()
+    shares = [PRIOR_LAST, *[PRIOR_EARLIER] * (spaces - 1), *[PRIOR_RIDGE] * has_ridge]
     return torch.tensor(shares, dtype=torch.double) / sum(shares)

@@ -1,4 +1,4 @@
-"""The summaries of many classes, as a few long tensors."""
+"""The summaries of many classes as a table: a few long tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from protosteer.evidence.prototype_summary import (
 
 @dataclass(frozen=True)
 class SummaryTable:
-    """R class summaries, one after the other, in as few bits as a file has them in.
+    """R class summaries, one after the other, in the number formats of a file.
 
     In single precision, a million classes of five prototypes and width 192 would take four times as much, 4 GB.
     """
@@ -32,7 +32,7 @@ class SummaryTable:
     counts: Tensor  # int64 [P]: images behind each
     deviations: Tensor  # [R, D]
     lengths: Tensor  # int64 [R]: prototypes of each summary
-    steps: Tensor | None = None  # [P]: where prototypes have eight bits
+    steps: Tensor | None = None  # [P]: scales of prototypes in eight bits; None: they are floats
     layers: LayerCodes | None = None  # of P prototypes: the feature spaces of earlier layers
 
     @classmethod
@@ -57,7 +57,7 @@ class SummaryTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[SummaryTable]) -> SummaryTable:
-        """Join tables; in eight bits if one of them has eight bits and all others can."""
+        """Join tables; in eight bits if one of them has eight bits and all others can be converted."""
         if any(table.steps is not None for table in tables):
             tables = [table.quantized() for table in tables]
         if any(table.steps is None for table in tables):
@@ -85,7 +85,7 @@ class SummaryTable:
         return unpack_prototypes(self.points[rows], None if self.steps is None else self.steps[rows])
 
     def _decoded_layer(self, rows: Tensor | slice, layer: int) -> Tensor:
-        """float32 [r, D]: prototypes in one of the earlier layers."""
+        """Return prototypes in one of the earlier layers, float32 [r, D]."""
         assert self.layers is not None
         vectors = decode_layers(self.layers[rows, layer : layer + 1], self.deviations.shape[1])[:, 0]
         grouped = self.grouped[rows].nonzero()[:, 0]
@@ -95,9 +95,9 @@ class SummaryTable:
 
     @cached_property
     def grouped(self) -> Tensor:
-        """Tell, bool [P], which prototypes are groups of images."""
-        within = torch.arange(len(self.counts)) - (self.lengths.cumsum(0) - self.lengths)[self.owners]
-        return within >= self.num_exact[self.owners]
+        """Bool [P]: which prototypes are groups of images."""
+        places = torch.arange(len(self.counts)) - (self.lengths.cumsum(0) - self.lengths)[self.owners]
+        return places >= self.num_exact[self.owners]
 
     @cached_property
     def _group_origins(self) -> Tensor:

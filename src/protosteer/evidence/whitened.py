@@ -1,7 +1,7 @@
 """Whitened cosine: the cosine between an embedding and a class mean, whitened by the covariance within classes.
 
-Both are centred on the mean of all class means. The covariance is shrunk as far as its own noise says (Chen et al.
-2010, oracle approximating shrinkage). What a score would be without a stored image is known in closed form.
+Both are centred on the mean of all class means. The covariance is shrunk by oracle approximating
+shrinkage (Chen et al. 2010). Leave-one-out scores have a closed form.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class WhitenedCosine:
         self.shrinkage = oas(covariance, dof)
         scale = covariance.trace() / len(covariance)
         shrunk = (1 - self.shrinkage) * covariance + self.shrinkage * scale * torch.eye(len(covariance))
-        flat = float(scale) <= 1e-12  # one image per class, or copies of one: there is nothing to whiten with
-        self.precision = torch.eye(len(shrunk)).double() if flat else _inverse(shrunk)  # [D, D]
-        # What one image adds to the shrunk covariance is this much of the square of its residual.
-        self.share = 0.0 if flat else (1 - self.shrinkage) / max(dof, 1.0)
+        is_flat = float(scale) <= 1e-12  # one image per class, or copies of it: no covariance to whiten with
+        self.precision = torch.eye(len(shrunk)).double() if is_flat else _inverse(shrunk)  # [D, D]
+        # One image adds this share of its squared residual to the shrunk covariance.
+        self.share = 0.0 if is_flat else (1 - self.shrinkage) / max(dof, 1.0)
         self.centre = statistics.centre
         self.squared_lengths = self._squared_lengths()  # [C]
 
@@ -37,7 +37,7 @@ class WhitenedCosine:
 
     @property
     def directions(self) -> Tensor:
-        """[C, D]: whose dot products with centred embeddings are those of whitened vectors."""
+        """[C, D]: their dot products with centred embeddings are those of whitened class means and embeddings."""
         return (self.statistics.means - self.centre) @ self.precision
 
     def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -49,7 +49,7 @@ class WhitenedCosine:
         return _cosine(across, _dot(whitened, centred)[:, None], lengths)
 
     def units(self, vectors: Tensor) -> Tensor:
-        """float32 [N, D]: unit vectors whose dot products are the whitened cosines of vectors [N, D]."""
+        """Return unit vectors, float32 [N, D], whose dot products are the whitened cosines of vectors [N, D]."""
         root = torch.linalg.cholesky(self.precision)
         units = torch.empty(vectors.shape)
         for block in blocks(len(vectors)):
@@ -57,15 +57,15 @@ class WhitenedCosine:
         return units
 
     def loo_scores(self, classes: slice | None = None) -> Tensor:
-        """Score the leave-one-out images [m, C], each as if it had not been learned; or a range of classes.
+        """Score the leave-one-out images, each as if it had not been learned, against a range of classes or all: [m, C].
 
-        Its class mean is that of the others, and the precision is updated for one residual less (Sherman and
-        Morrison); shrinkage and centre stay.
+        An image's class mean is that of its other images, and the precision is updated for one residual less (Sherman
+        and Morrison). Shrinkage and centre stay the same.
         """
         statistics = self.statistics
         owners, classes, points = statistics.loo_labels, classes or statistics.all_classes, statistics.loo_points
-        sizes, own_means = statistics.sizes[owners], statistics.means[owners]
-        centred, residual = points - self.centre, points - own_means
+        sizes, class_means = statistics.sizes[owners], statistics.means[owners]
+        centred, residual = points - self.centre, points - class_means
         white_residual, white_point = residual @ self.precision, centred @ self.precision
         weight = self.share * sizes / (sizes - 1)
         gain = weight / (1 - weight * _dot(white_residual, residual)).clamp(min=1e-9)
@@ -73,11 +73,11 @@ class WhitenedCosine:
         means = statistics.means[classes] - self.centre
         residual_means, across = white_residual @ means.T, white_point @ means.T
         lengths = self.squared_lengths[classes].repeat(len(points), 1)
-        without = own_means - residual / (sizes - 1)[:, None] - self.centre
-        own = rows_in_class_range(owners, classes)
-        residual_means[own] = _dot(white_residual, without)[own[0]]
-        across[own] = _dot(white_point, without)[own[0]]
-        lengths[own] = _dot(without @ self.precision, without)[own[0]]
+        loo_means = class_means - residual / (sizes - 1)[:, None] - self.centre
+        cells = rows_in_class_range(owners, classes)
+        residual_means[cells] = _dot(white_residual, loo_means)[cells[0]]
+        across[cells] = _dot(white_point, loo_means)[cells[0]]
+        lengths[cells] = _dot(loo_means @ self.precision, loo_means)[cells[0]]
         across += (gain * residual_point)[:, None] * residual_means
         lengths += gain[:, None] * residual_means.square_()
         return _cosine(across, (_dot(white_point, centred) + gain * residual_point**2)[:, None], lengths)
@@ -94,7 +94,7 @@ def oas(covariance: Tensor, dof: float) -> float:
 
 
 def dot_means(vectors: Tensor, means: Tensor, classes: Tensor | None) -> Tensor:
-    """Dot products of vectors [B, D] and the means [C, D] of all classes, of `classes` [n], or of each one's [B, n]."""
+    """Multiply vectors [B, D] with the means [C, D] of all classes, or of `classes`, [n] or [B, n]."""
     if classes is None or classes.ndim == 1:
         return vectors @ (means if classes is None else means[classes]).T
     return (means[classes] @ vectors[:, :, None])[:, :, 0]
@@ -108,6 +108,6 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(dim=1)
 
 
-def _cosine(across: Tensor, own: Tensor, lengths: Tensor) -> Tensor:
-    """Zero where one of the two has no length."""
-    return across / (own * lengths).clamp(min=1e-24).sqrt()
+def _cosine(dots: Tensor, squares: Tensor, class_squares: Tensor) -> Tensor:
+    """Divide dot products [B, n] by lengths, given as squares; zero where one of the two vectors is zero."""
+    return dots / (squares * class_squares).clamp(min=1e-24).sqrt()

@@ -17,5 +17,5 @@ RULES: dict[str, Rule] = {"paper": PaperRule(), "evidence": EvidenceRule()}
 
 
 def reader_of(memory: Memory, settings: Settings) -> Reader:
-    """Build what predicts from a memory, by the rule of the settings."""
+    """Build the reader of a memory by the rule of the settings."""
     return RULES[settings.rule].reader(memory, settings)

@@ -1,6 +1,6 @@
-"""The seam between what a model stores and what is made of it: a `Rule` builds a `Reader` for a memory.
+"""The contracts of rules and readers: a `Rule` summarises classes and builds a `Reader`, which predicts from a memory.
 
-Nothing outside this package asks which rule a model has. To add a rule, write one module and enter it in `RULES`.
+No code outside this package depends on a model's rule. To add a rule, write one module and enter it in `RULES`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Reader(Protocol):
     index: Index
     """Names and prompts of the memory."""
     temperature: float
-    """Divides scores to make logits."""
+    """Scores divided by it are logits."""
     calibrated_probabilities: bool
-    """Whether probabilities are calibrated; else they are nearly flat, and similarities tell more."""
+    """Whether probabilities are calibrated; else they are nearly flat, and similarities are more useful."""
     retrieves_tasks: bool
-    """Whether `Matches.candidates` are tasks retrieved for an image, rather than prompts tried to decide."""
+    """Whether `Matches.candidates` are the tasks retrieved for an image; else they are those whose prompts were tried."""
     layers: str
-    """What images are embedded by: the "last" layer, or "several"."""
+    """Layers that images are embedded in: the "last" one, or "several"."""
     needs_heldout: bool
     """Whether rejection needs similarities of images that were held out when a class was learned."""
 
@@ -55,42 +55,42 @@ class Reader(Protocol):
             embed: Embeds images by rows [m], each under a prompt of the index, by number [m], or none: [m, D], or
                 [m, S * D] of several layers.
             count: B, the number of images; rows are 0 to B - 1.
-            exhaustive: Score all classes. Else, where they are very many, only the candidates of each image.
+            exhaustive: Score all classes. Else, if they are very many, score only the candidates of each image.
 
         Returns:
             Scores [B, C], or [B, n] of candidates, and how they came about.
         """
 
     def with_image(self, memory: Memory, weight: int = 1) -> Reader:
-        """Return a reader of a memory that has one task more than this reader's, of one image that counts as `weight`.
+        """Return a reader of a memory that has one more task than this reader's: one image that counts as `weight` images.
 
-        It is quick, and may keep what was fitted to all images: building a reader decides that again.
+        It is quick and may keep values that were fitted to all images; a new reader fits them again.
         """
 
     def release(self) -> None:
         """Free the memory that only `with_image` needs."""
 
     def known_similarities(self) -> Tensor:
-        """[n]: greatest similarity to a class of known images, none of which was learned."""
+        """Return the greatest similarity to a class, [n], of images of known classes that were not learned themselves."""
 
     def class_thresholds(self) -> dict[str, float]:
-        """Return the similarity below which images of a class may be unknown, for classes with one of their own."""
+        """Return the similarity below which images of a class may be unknown, for classes that have one."""
         return {}
 
     def class_directions(self) -> Tensor:
-        """[C, D]: one unit vector per class, in the space of `Matches.embeddings`."""
+        """Return one unit vector per class, [C, D], in the space of `Matches.embeddings`."""
 
     def explain(self, prediction: Prediction) -> list[dict[str, Any]]:
-        """Return for each image what led to its label: plain data for `predict --explain`."""
+        """Return for each image what led to its label, as plain data for JSON."""
 
-    def diagnose(self, embed: Embed, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
+    def diagnose(self, embed: Embed, truth: Tensor, task: int, classes: Tensor) -> dict[str, float]:
         """Analyse the errors on test images of one task.
 
         Args:
             embed: As for `match`.
             truth: int64 [B], the true classes.
             task: The number of the images' task.
-            own: int64 [k], all classes of that task.
+            classes: int64 [k], all classes of that task.
 
         Returns:
             Percentages of the images; "accuracy" and the kinds of errors after it add up to 100.
@@ -101,7 +101,7 @@ class Reader(Protocol):
         return None
 
     def describe(self) -> dict[str, Any]:
-        """Return what `inspect` reports about the rule: "rule", and "evidence" with its feature spaces or None."""
+        """Return a report of the rule: "rule", its name, and "evidence", with its feature spaces or None."""
 
     def advice(self) -> list[str]:
         """Return sentences on what the user could do for better predictions."""
@@ -113,10 +113,10 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The same n images without and under prompts, in S feature spaces: the last layer, or several, the last one first."""
+    """Embeddings of n images without and under prompts, in S feature spaces: layers, the last one first."""
 
     plain: Tensor  # [n, S, D]: without a prompt
-    values: Tensor  # [n, D]: under their task's prompt; without one, without; the last layer alone
+    values: Tensor  # [n, D]: under their task's prompt, if it has one; the last layer only
     shared: Tensor | None = None  # [n, S, D]: under the shared prompt
 
     def of_class(self, rows: Tensor) -> Embeddings:
@@ -129,38 +129,38 @@ class Rule(Protocol):
     """How classes are stored and predicted; a value of the setting `rule`."""
 
     uses_shared_prompt: bool
-    """Whether classes are also stored under a prompt that all classes share."""
+    """Whether classes are also stored under the shared prompt."""
     trains_known_classes: bool
-    """Whether more images of known classes get a prompt of their own."""
+    """Whether further images of known classes get a prompt."""
     copies_nearest_prompt: bool
     """Whether a few-shot class gets a copy of the prompt of the task with the nearest keys."""
 
     def layers(self, settings: Settings) -> str:
-        """Return what new images are embedded by: the "last" layer, or "several"."""
+        """Return the layers that new images are embedded in: the "last" one, or "several"."""
         return "last"
 
     def summarise(
         self, name: str, embeddings: Embeddings, settings: Settings, seed: int, prompted: bool
     ) -> ClassRecord:
-        """Make what is stored of a class.
+        """Summarise a class as the record that is stored.
 
         Args:
-            name: Of the class.
-            embeddings: Its images.
+            name: The class's name.
+            embeddings: Those of its images.
             settings: How to cluster them.
             seed: The same seed gives the same record.
             prompted: Whether its task has a prompt.
         """
 
     def summarise_few_shot(self, name: str, embeddings: Embeddings, settings: Settings, seed: int) -> ClassRecord:
-        """Make what is stored of a class of a few images, none of which is held out."""
+        """Summarise a class of a few images, none of which is held out."""
         return self.summarise(name, embeddings, settings, seed, prompted=False)
 
-    def stored(self, classes: ClassTable) -> bool:
-        """Return whether all these classes were stored by this rule."""
+    def has_stored(self, classes: ClassTable) -> bool:
+        """Tell whether all these classes were stored by this rule."""
 
     def reader(self, memory: Memory, settings: Settings) -> Reader:
-        """Build what predicts from a memory."""
+        """Build the reader of a memory."""
 
 
 def percent(mask: Tensor) -> float:

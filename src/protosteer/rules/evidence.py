@@ -56,12 +56,13 @@ class EvidenceReader(Reader):
         return self.classifier.match(embed, count, exhaustive)
 
     def with_image(self, memory: Memory, weight: int = 1) -> EvidenceReader:
-        """See `Reader.with_image`: by closed forms; shares and scale stay as they were fitted."""
-        if self.classifier.released:
-            *others, last = memory.tasks
-            weighted = dataclasses.replace(last, classes=last.classes.with_image_weight(weight))
-            return EvidenceReader(Memory([*others, weighted]), *self._options)
-        if self._indexed is None or self._indexed[0] is not memory:  # which is tried with several weights
+        """See `Reader.with_image`: by closed forms; shares and weights stay as they were fitted."""
+        if self.classifier.is_released:
+            *tasks, image_task = memory.tasks
+            classes = image_task.classes.with_image_weight(weight)
+            tasks.append(dataclasses.replace(image_task, classes=classes))
+            return EvidenceReader(Memory(tasks), *self._options)
+        if self._indexed is None or self._indexed[0] is not memory:  # callers try several weights with the same memory
             self._indexed = memory, Index.build(memory)
         updated = copy.copy(self)
         updated._indexed = None
@@ -86,36 +87,36 @@ class EvidenceReader(Reader):
         return [
             {
                 "candidates": candidates,
-                "runner_up": others[0][0] if others else None,
-                "runner_up_probability": others[0][1] if others else None,
-                "runner_up_similarity": others[0][2] if others else None,
+                "runner_up": losers[0][0] if losers else None,
+                "runner_up_probability": losers[0][1] if losers else None,
+                "runner_up_similarity": losers[0][2] if losers else None,
             }
-            for candidates, (_, *others) in zip(prediction.candidates, prediction.ranked(2), strict=True)
+            for candidates, (_, *losers) in zip(prediction.candidates, prediction.ranked(2), strict=True)
         ]
 
-    def diagnose(self, embed: Embed, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
+    def diagnose(self, embed: Embed, truth: Tensor, task: int, classes: Tensor) -> dict[str, float]:
         """See `Reader.diagnose`: errors before and after prompts of tasks were tried.
 
-        Where a prompt of a task that brought the image's class was tried, the error is "fine_wrong". Where there
-        is such a prompt and the image was uncertain, it is "task_not_tried"; else "coarse_wrong".
+        If a prompt of a task with the image's class was tried, the error is "fine_wrong". If there is such a prompt and
+        the image was uncertain, it is "task_not_tried"; else "coarse_wrong".
         """
         index = self.index
-        coarse = self.classifier.match(embed, len(truth), task_prompts=False)
+        shared_matches = self.classifier.match(embed, len(truth), task_prompts=False)
         matches = self.match(embed, len(truth))
-        wrong = matches.scores.argmax(dim=1) != truth
-        confident = coarse.scores.softmax(dim=1).amax(dim=1) >= CONFIDENT
-        own_tasks = index.class_task_mask[truth]  # [B, T]
-        tried = (matches.candidates & own_tasks).any(dim=1)
-        to_try = tried | ((own_tasks & index.prompted).any(dim=1) & ~confident)
-        others = torch.ones(len(index.classes), dtype=torch.bool).index_fill_(0, own, False)
-        inside = matches.scores.masked_fill(others, -torch.inf).argmax(dim=1)
+        is_error = matches.scores.argmax(dim=1) != truth
+        is_confident = shared_matches.scores.softmax(dim=1).amax(dim=1) >= CONFIDENT
+        class_tasks = index.class_task_mask[truth]  # [B, T]
+        is_tried = (matches.candidates & class_tasks).any(dim=1)
+        is_to_try = is_tried | ((class_tasks & index.prompted).any(dim=1) & ~is_confident)
+        is_elsewhere = torch.ones(len(index.classes), dtype=torch.bool).index_fill_(0, classes, False)
+        labels_in_task = matches.scores.masked_fill(is_elsewhere, -torch.inf).argmax(dim=1)
         return {
-            "accuracy": percent(~wrong),
-            "task_not_tried": percent(wrong & to_try & ~tried),
-            "coarse_wrong": percent(wrong & ~to_try),  # confident, or of a task without a prompt
-            "fine_wrong": percent(wrong & tried),
-            "coarse_accuracy": percent(coarse.scores.argmax(dim=1) == truth),  # had no prompt been tried
-            "true_task_accuracy": percent(inside == truth),  # among the task's own classes, same scores
+            "accuracy": percent(~is_error),
+            "task_not_tried": percent(is_error & is_to_try & ~is_tried),
+            "coarse_wrong": percent(is_error & ~is_to_try),  # confident, or of a task without a prompt
+            "fine_wrong": percent(is_error & is_tried),
+            "coarse_accuracy": percent(shared_matches.scores.argmax(dim=1) == truth),  # without prompts of tasks
+            "true_task_accuracy": percent(labels_in_task == truth),  # among the task's classes, same scores
             "confidence": 100.0 * float(matches.scores.softmax(dim=1).amax(dim=1).double().mean()),
             "passes": float(matches.passes.double().mean()),  # per image
         }
@@ -130,24 +131,24 @@ class EvidenceReader(Reader):
         shared = None
         if prompt is not None:
             shared = {"layers": prompt.shape[0], "length": prompt.shape[1], "bytes": prompt.nbytes}
-        about = {
+        summary = {
             "domain_prompt": shared,
-            "views": [{"prompt": each.prompt is not None, "weight": each.weight} for each in passes],
+            "views": [{"prompt": p.prompt is not None, "weight": p.weight} for p in passes],
             "shares": passes[0].scorer.shares.tolist(),  # of the layers, the last one first, and of the ridge
             "left_out": len(self.known_similarities()),
         }
-        return {"rule": self.rule, "evidence": about}
+        return {"rule": self.rule, "evidence": summary}
 
     def export(self) -> Exported:
         """See `Reader.export`: in double precision, as scores are computed."""
         passes, order = self.classifier.passes, self.classifier.sorted_position
         arrays: dict[str, np.ndarray] = {}
-        for number, scorer in enumerate(each.scorer for each in passes):
+        for number, scorer in enumerate(p.scorer for p in passes):
             parts = {
-                "centre": torch.stack([one.centre for one in scorer.whitened]),
-                "precision": torch.stack([one.precision for one in scorer.whitened]),
-                "whitened": torch.stack([one.directions[order] for one in scorer.whitened]),
-                "lengths": torch.stack([one.squared_lengths[order] for one in scorer.whitened]),
+                "centre": torch.stack([space.centre for space in scorer.whitened]),
+                "precision": torch.stack([space.precision for space in scorer.whitened]),
+                "whitened": torch.stack([space.directions[order] for space in scorer.whitened]),
+                "lengths": torch.stack([space.squared_lengths[order] for space in scorer.whitened]),
                 "means": scorer.directions[order],
                 "shares": scorer.shares,
             }
@@ -156,7 +157,7 @@ class EvidenceReader(Reader):
                 parts |= {"ridge_centre": scorer.ridge.centre.unflatten(0, (len(scorer.spaces), -1))}
             arrays |= {f"view{number}_{name}": tensor.numpy() for name, tensor in parts.items()}
         header = {
-            "views": [{"prompt": s.prompt, "weight": s.weight, "alone": s.solo_weight} for s in passes],
+            "views": [{"prompt": p.prompt, "weight": p.weight, "alone": p.solo_weight} for p in passes],
             "sure": CONFIDENT,
             "open": classifier.MIN_TASK_PROB,
             "most": self.classifier.max_task_prompts,
@@ -171,7 +172,7 @@ class EvidenceReader(Reader):
 class EvidenceRule(Rule):
     """Stores class summaries; predicts by the evidence classifier.
 
-    A memory with a class that has no summary is read by CPP inference.
+    A memory with a class without a summary is predicted by CPP inference.
     """
 
     candidates: CandidateOptions = field(default_factory=CandidateOptions)
@@ -185,15 +186,15 @@ class EvidenceRule(Rule):
     ) -> ClassRecord:
         """See `Rule.summarise`: a summary without a prompt, and one under the shared prompt.
 
-        Where there are both, earlier layers are stored under the shared prompt alone. Without a prompt of its own, a
-        task has one value prototype per class.
+        If there are both, earlier layers are stored only under the shared prompt. Without a task-specific prompt, a class
+        has one value prototype.
         """
         values = class_prototypes(embeddings.values, settings.centroids if prompted else 1, settings, seed)
         if embeddings.shared is None:
             plain, shared = summarise_class(embeddings.plain, seed), None
         else:
             pair = embeddings.plain[:, :1], embeddings.shared
-            plain, shared = (summarise_class(one, seed, MAX_PAIRED_PROTOTYPES) for one in pair)
+            plain, shared = (summarise_class(vectors, seed, MAX_PAIRED_PROTOTYPES) for vectors in pair)
         values = Centroids(round_to_half(values.means), round_to_half(values.deviations), values.counts)
         return ClassRecord(name, plain.points, values, plain=plain, shared=shared)
 
@@ -201,8 +202,8 @@ class EvidenceRule(Rule):
         """See `Rule.layers`."""
         return settings.feature_layers
 
-    def stored(self, classes: ClassTable) -> bool:
-        """See `Rule.stored`."""
+    def has_stored(self, classes: ClassTable) -> bool:
+        """See `Rule.has_stored`."""
         return classes.summarised
 
     def reader(self, memory: Memory, settings: Settings) -> Reader:

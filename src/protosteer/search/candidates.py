@@ -1,7 +1,7 @@
 """Score a few candidate classes of each image where classes are very many, and estimate the total of the others.
 
-Candidates are found in the first feature space and scored as they would be among all classes. The other classes
-matter only as the rest of the probability: an evenly spread sample of the classes stands for them.
+Candidates are found in the first feature space and scored as among all classes. The other classes matter only as the
+remaining probability, which an evenly spaced sample of the classes estimates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CandidateOptions:
 
     min_classes: int = 20_000  # with fewer, all classes are scored
     candidates: int = 64  # of each image
-    sample: int = 1024  # classes that stand for the rest
+    sample: int = 1024  # classes that stand for all others
     ivf: IVFOptions = field(default_factory=IVFOptions)
 
 
@@ -40,17 +40,17 @@ class CandidateSearch:
         self.classes, self.count = len(vectors), min(options.candidates, len(vectors))
         sample = torch.linspace(0, self.classes - 1, min(options.sample, self.classes))
         self.sample = sample.round().long().unique()
-        self._sample_rows = torch.full((self.classes,), len(self.sample))  # the end: not in the sample
+        self._sample_rows = torch.full((self.classes,), len(self.sample))  # one past the end: not in the sample
         self._sample_rows[self.sample] = torch.arange(len(self.sample))
 
     def find(self, queries: Tensor) -> ScoredClasses:
         """Select the classes to score for queries [B, D], unit vectors like those of the classes."""
         class_ids = self.search.nearest(queries, self.count)
-        taken = torch.zeros(len(class_ids), len(self.sample) + 1, dtype=torch.bool)
-        taken = taken.scatter_(1, self._sample_rows[class_ids], True)[:, :-1]
-        others, free = self.classes - self.count, (~taken).sum(dim=1, keepdim=True)
-        log_count = (others / free.clamp(min=1).double()).log().expand(-1, len(self.sample))
-        return ScoredClasses(class_ids, self.sample, log_count.masked_fill(taken, -torch.inf))
+        is_candidate = torch.zeros(len(class_ids), len(self.sample) + 1, dtype=torch.bool)
+        is_candidate = is_candidate.scatter_(1, self._sample_rows[class_ids], True)[:, :-1]
+        samples = (~is_candidate).sum(dim=1, keepdim=True)
+        log_count = ((self.classes - self.count) / samples.clamp(min=1).double()).log().expand(-1, len(self.sample))
+        return ScoredClasses(class_ids, self.sample, log_count.masked_fill(is_candidate, -torch.inf))
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,17 @@ class ScoredClasses:
 
     def posterior(self, logits: Tensor) -> Tensor:
         """Turn logits [B, C] or [B, n + S] into probabilities [B, C] or [B, n]."""
-        rest = self.log_rest(logits)
-        if rest is None:
+        log_other_mass = self.log_other_mass(logits)
+        if log_other_mass is None:
             return logits.softmax(dim=1)
-        return torch.cat([self.without_sample(logits), rest[:, None]], dim=1).softmax(dim=1)[:, :-1]
+        return torch.cat([self.without_sample(logits), log_other_mass[:, None]], dim=1).softmax(dim=1)[:, :-1]
 
     def without_sample(self, columns: Tensor) -> Tensor:
         """Drop the columns of the sample: [B, C] or [B, n]."""
         return columns if self.class_ids is None else columns[:, : self.class_ids.shape[1]]
 
-    def log_rest(self, logits: Tensor) -> Tensor | None:
-        """Estimate one logit [B] for all other classes together; None where all classes are scored."""
+    def log_other_mass(self, logits: Tensor) -> Tensor | None:
+        """Estimate one logit [B] for all other classes together; None if all classes are scored."""
         if self.class_ids is None or self.log_count is None:
             return None
         return (logits[:, self.class_ids.shape[1] :] + self.log_count).logsumexp(dim=1)

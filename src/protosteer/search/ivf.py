@@ -1,7 +1,7 @@
 """Nearest-neighbour search among the vectors of very many classes: exact, or by FAISS's inverted lists.
 
 Inverted lists (IVF) group the vectors around centroids; a query scans only the lists whose centroids are nearest.
-A class can be missed, but nothing else can go wrong: the caller scores the candidates again, exactly.
+The search may miss a class but returns no wrong scores: the caller scores the candidates exactly.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor
 class IVFOptions:
     """How vectors are grouped into lists and how many lists a query scans."""
 
-    min_vectors: int = 50_000  # below, an exact search costs as little and misses nothing
+    min_vectors: int = 50_000  # below, exact search is as fast
     vectors_per_list: int = 100
     max_lists: int = 2048
     kmeans_samples_per_list: int = 32
     kmeans_rounds: int = 4
-    nprobe_range: tuple[int, int] = (64, 128)  # lists that a query scans, at least and at most ...
-    target_scanned: int = 32_768  # ... and within these bounds, as many as hold so many vectors
+    nprobe_range: tuple[int, int] = (64, 128)  # fewest and most lists that a query scans
+    target_scanned: int = 32_768  # vectors that a query scans, within these bounds
 
 
 class Search(Protocol):
@@ -70,21 +70,21 @@ class IVFSearch:
         sizes = {"min_points_per_centroid": 1, "max_points_per_centroid": options.kmeans_samples_per_list}
         kmeans = faiss.Kmeans(dim, lists, niter=options.kmeans_rounds, spherical=True, seed=0, **sizes)
         kmeans.train(rows)
-        self._centroids = faiss.IndexFlatIP(dim)  # the index below only borrows it
+        self._centroids = faiss.IndexFlatIP(dim)  # the index keeps no reference to it
         self._centroids.add(kmeans.centroids)
-        half, inner = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
-        self._index = faiss.IndexIVFScalarQuantizer(self._centroids, dim, lists, half, inner, False)
+        quantizer, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+        self._index = faiss.IndexIVFScalarQuantizer(self._centroids, dim, lists, quantizer, metric, False)
         self._index.is_trained = True  # half precision has nothing to learn
         self._index.add(rows)
-        least, most = options.nprobe_range
-        wanted = options.target_scanned * lists // len(rows)
-        self._index.nprobe = min(max(least, min(wanted, most)), lists)
+        min_nprobe, max_nprobe = options.nprobe_range
+        nprobe = options.target_scanned * lists // len(rows)
+        self._index.nprobe = min(max(min_nprobe, min(nprobe, max_nprobe)), lists)
 
     def nearest(self, queries: Tensor, count: int) -> Tensor:
-        """See `Search.nearest`. Where the scanned lists hold fewer vectors, the first others fill the row."""
-        found = torch.from_numpy(self._index.search(queries.contiguous().numpy(), count)[1])
-        for row in (found < 0).any(dim=1).nonzero()[:, 0].tolist():
-            here = found[row][found[row] >= 0]
-            others = torch.arange(min(count + len(here), self.size))
-            found[row] = torch.cat([here, others[~torch.isin(others, here)]])[:count]
-        return found
+        """See `Search.nearest`. If the scanned lists hold fewer vectors, the first vectors not found fill the row."""
+        rows = torch.from_numpy(self._index.search(queries.contiguous().numpy(), count)[1])
+        for i in (rows < 0).any(dim=1).nonzero()[:, 0].tolist():
+            hits = rows[i][rows[i] >= 0]
+            fill = torch.arange(min(count + len(hits), self.size))
+            rows[i] = torch.cat([hits, fill[~torch.isin(fill, hits)]])[:count]
+        return rows
