@@ -34,7 +34,7 @@ def run(repeats: int) -> list[Ratio]:
 
 
 def photographs(folder: Path, backbone: Backbone) -> list[Path]:
-    """JPEG files of two scenes in turn, each a little brighter than the last."""
+    """Write JPEG files of two scenes in turn, each a little brighter than the last."""
     paths, scenes = [folder / f"{i}.jpg" for i in range(PHOTOS)], pictures(backbone, 2)
     for i, path in enumerate(paths):
         pixels = (scenes[i % 2] // 2 + i).permute(1, 2, 0).numpy()

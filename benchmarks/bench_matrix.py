@@ -2,8 +2,8 @@
 
     python benchmarks/bench_matrix.py
 
-The naive protocol predicts all test images of all tasks so far after every task, coarse pass and candidates
-again, by the same quick `Learner.predict`. Both judge the same records, so nothing is trained here.
+The naive protocol predicts all test images of all tasks so far after every task by `Learner.predict`. Both use the same
+records, so nothing is trained here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ IMAGES = 4  # test images per task
 TARGET = 3.0
 
 
-class Known(CPP):
-    """CPP that has a task's record before it meets the task: learning is taking it over."""
+class RecordedCPP(CPP):
+    """CPP whose task records are given: learning a task adds its record."""
 
     def __init__(self, backbone: Backbone, memory: Memory):
         super().__init__(backbone, Settings.preset("paper"))
@@ -51,11 +51,11 @@ def run(repeats: int) -> list[Ratio]:
 
 
 def our_run(backbone: Backbone, memory: Memory, stream: Stream) -> Run:
-    return run_stream(Known(backbone, memory), stream, diagnosed=False)  # it is more than the matrix
+    return run_stream(RecordedCPP(backbone, memory), stream, diagnosed=False)  # the matrix needs no error analysis
 
 
 def naive_matrix(backbone: Backbone, memory: Memory, stream: Stream) -> list[list[float]]:
-    """Percent right on each task so far, after each task."""
+    """Compute the percentage correct on each task so far, after each task."""
     learner = Learner(backbone, Settings.preset("paper"))
     matrix = []
 
@@ -70,12 +70,12 @@ def naive_matrix(backbone: Backbone, memory: Memory, stream: Stream) -> list[lis
 
 
 def subjects(backbone: Backbone, tasks: int, classes: int, images: int) -> tuple[Memory, Stream]:
-    """Random records, and for each so many test images, which are among its keys: they mostly retrieve it."""
+    """Make random records with `images` test images each, which are among its keys, so that they mostly retrieve it."""
     memory, stream = Memory(), []
     for number, record in enumerate(memory_of(backbone, tasks, classes).tasks):
         test = ArrayImages(pictures(backbone, images, seed=number))
-        first, *others = record.classes
-        memory.add(replace(record, classes=ClassTable.of([replace(first, keys=backbone.embed_set(test)), *others])))
+        head, *tail = record.classes
+        memory.add(replace(record, classes=ClassTable.of([replace(head, keys=backbone.embed_set(test)), *tail])))
         labels = [record.class_names[i % classes] for i in range(images)]
         stream.append(Task(record.name, record.class_names, ArrayImages(test.array[:0]), [], test, labels))
     return memory, Stream("random", stream)

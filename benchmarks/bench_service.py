@@ -35,7 +35,7 @@ from protosteer.serve.app import create_app
 from protosteer.serve.app import run as serve_until_stopped
 
 TARGET = 0.9
-CLIENTS = (1, 8, 64)  # the last is what saturates the service
+CLIENTS = (1, 8, 64)  # the last number saturates the service
 PATIENCE = 900.0  # seconds in which a request must be answered
 _BOUNDARY = "protosteer-bench"
 _HEADERS = {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
@@ -52,11 +52,11 @@ def run(repeats: int) -> list[Ratio]:
     return tiny + throughput("service_throughput_nano", "nano", repeats, (1, 16))
 
 
-def throughput(name: str, which: str, repeats: int, sizes: Sequence[int] = (1,)) -> list[Ratio]:
-    """Images a second at saturation against those of `predict`; one ratio for each size of a request."""
-    learner = learner_for(CASES[which][0]())
-    with tempfile.TemporaryDirectory() as folder, serving(which) as address:
-        files = image_files(which, Path(folder))
+def throughput(name: str, case: str, repeats: int, sizes: Sequence[int] = (1,)) -> list[Ratio]:
+    """Measure images per second at saturation against those of `predict`: one ratio per size of a request."""
+    learner = learner_for(CASES[case][0]())
+    with tempfile.TemporaryDirectory() as folder, serving(case) as address:
+        files = image_files(case, Path(folder))
         sides: dict[int, Side] = {0: partial(learner.predict, files)}  # 0 images a request: no service
         sides |= {size: partial(drive, address, forms(files, size), CLIENTS[-1]) for size in sizes}
         times = interleaved(sides, repeats)
@@ -65,9 +65,9 @@ def throughput(name: str, which: str, repeats: int, sizes: Sequence[int] = (1,))
     about = f"{learner.backbone.name}: service, {CLIENTS[-1]} clients, against predict; images a request:"
     ratios = []
     for size in sizes:
-        own = name if size == 1 else f"{name}_{size}"
+        ratio_name = name if size == 1 else f"{name}_{size}"
         notes = [f"{rate[size]}; predict {rate[0]}"]
-        ratios.append(Ratio(own, f"{about} {size}", times[0], times[size], TARGET, notes))
+        ratios.append(Ratio(ratio_name, f"{about} {size}", times[0], times[size], TARGET, notes))
     ratios[0].notes.extend(waits)
     return ratios
 
@@ -78,21 +78,21 @@ def _waits(seconds: Sequence[float], clients: int) -> str:
 
 
 def drive(address: str, forms: Sequence[bytes], clients: int) -> list[float]:
-    """Seconds until each form was answered by POST /predict. An error among the answers ends it."""
-    own = threading.local()
+    """Post each form to /predict; return the seconds until each was answered. The first error is raised."""
+    thread_state = threading.local()
 
     def connect() -> None:
-        own.connection = HTTPConnection(address, timeout=PATIENCE)
+        thread_state.connection = HTTPConnection(address, timeout=PATIENCE)
 
     def post(form: bytes) -> float:
         began = time.perf_counter()
-        own.connection.request("POST", "/predict", form, _HEADERS)
-        answer = own.connection.getresponse()
+        thread_state.connection.request("POST", "/predict", form, _HEADERS)
+        answer = thread_state.connection.getresponse()
         body = answer.read()
         if answer.status != 200:
-            told = body[:200].decode("utf-8", "replace")
+            detail = body[:200].decode("utf-8", "replace")
             raise ProtosteerError(
-                f"a request to the service failed: {answer.status} {answer.reason}, {told}",
+                f"a request to the service failed: {answer.status} {answer.reason}, {detail}",
                 code="request-failed",
             )
         return time.perf_counter() - began
@@ -107,16 +107,16 @@ def drive(address: str, forms: Sequence[bytes], clients: int) -> list[float]:
 
 
 def forms(files: Sequence[Path], size: int) -> list[bytes]:
-    """Bodies of requests with `size` files each."""
+    """Return bodies of requests with `size` files each."""
     about = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="images"; filename="{{}}"\r\n\r\n'
     parts = [about.format(file.name).encode() + file.read_bytes() + b"\r\n" for file in files]
     end = f"--{_BOUNDARY}--\r\n".encode()
     return [b"".join(parts[i : i + size]) + end for i in range(0, len(parts), size)]
 
 
-def image_files(which: str, folder: Path) -> list[Path]:
-    """Fields of colours with some grain, which keeps them from being compressed to nothing."""
-    backbone, suffix, size, count = CASES[which]
+def image_files(case: str, folder: Path) -> list[Path]:
+    """Write fields of colours with some grain, so that they are not compressed to almost nothing."""
+    backbone, suffix, size, count = CASES[case]
     pixels = pictures(backbone(), count)
     grain = torch.randint(0, 32, pixels.shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     paths = [folder / f"{i}{suffix}" for i in range(count)]
@@ -126,9 +126,9 @@ def image_files(which: str, folder: Path) -> list[Path]:
 
 
 @contextmanager
-def serving(which: str) -> Iterator[str]:
-    """The address of a service in a process of its own, with as many threads as this one has."""
-    command = [sys.executable, __file__, "--serve", which]
+def serving(case: str) -> Iterator[str]:
+    """Run a service in another process, with as many threads as this one; yield its address."""
+    command = [sys.executable, __file__, "--serve", case]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -142,9 +142,9 @@ def serving(which: str) -> Iterator[str]:
             process.terminate()
 
 
-def serve(which: str) -> None:
+def serve(case: str) -> None:
     """Run the service as `protosteer serve` does, of a random model whose file is never written."""
-    app = create_app(learner_for(CASES[which][0]()), "bench.protosteer")
+    app = create_app(learner_for(CASES[case][0]()), "bench.protosteer")
     serve_until_stopped(app, port=0, on_ready=lambda address: print(address, flush=True))
 
 

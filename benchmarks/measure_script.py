@@ -13,13 +13,13 @@ from protosteer.bench.report import as_json, table
 
 
 def measure_script(run: Callable[[int], list[Ratio]]) -> None:
-    """Measure one subject, and print the table or JSON."""
+    """Run the measurement `run` and print its ratios as a table or JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    ratios = run(given.repeats)
-    if given.json:
+    options = parser.parse_args()
+    ratios = run(options.repeats)
+    if options.json:
         print(json.dumps(as_json(ratios), indent=1))
     else:
         Console().print(*table(ratios), sep="\n")

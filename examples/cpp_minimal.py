@@ -29,14 +29,14 @@ CHUNK = 128  # images embedded and matched at once
 
 
 class TaskImages:
-    """One task's training images as `learn_task` needs them."""
+    """The training images of one task, with the interface that `learn_task` expects."""
 
     def __init__(self, images: ImageSet, backbone: Backbone, settings: Settings):
         self.images, self.backbone, self.settings = images, backbone, settings
         self.augmentation = Augmentation(backbone.preprocessing, settings.augmentation)
 
     def embed(self, prompt: Tensor | None) -> Tensor:
-        """Embed all n images under one prompt [S, L, D], or without: [n, D]."""
+        """Embed all n images under one prompt [S, L, D] or None: [n, D]."""
         return self.backbone.embed_set(self.images, prompt, self.settings.embed_batch_size)
 
     def views(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
@@ -46,7 +46,7 @@ class TaskImages:
 
 
 class CPP:
-    """Contrastive prototypical prompts: everything that is kept of the tasks learned so far."""
+    """Contrastive prototypical prompts: prompts and prototypes of all tasks learned so far."""
 
     def __init__(self, backbone: Backbone, settings: Settings):
         self.backbone, self.settings = backbone, settings
@@ -57,7 +57,7 @@ class CPP:
         self.prompts: list[Tensor | None] = []  # P^t [S, L, D] of each task
 
     def learn(self, images: ImageSet, labels: Sequence[str]) -> None:
-        """Learn one task; its images are not needed any more afterwards."""
+        """Learn one task of n images with labels [n]; the images are not needed afterwards."""
         classes = sorted(set(labels))
         task = learn_task(
             TaskImages(images, self.backbone, self.settings),
@@ -75,17 +75,17 @@ class CPP:
         self.prompts.append(task.prompt)
 
     def index(self) -> PrototypeIndex:
-        """Stack all prototypes, so that an image is compared with all of them at once."""
+        """Stack all prototypes, so that an image is compared with all of them in one product."""
 
-        def stacked(prototypes: Sequence[Centroids]) -> tuple[Tensor, Tensor]:  # [P, D], classes [P]
-            sizes = torch.tensor([len(one.means) for one in prototypes])
-            means = torch.cat([one.means for one in prototypes])
+        def stack(prototypes: Sequence[Centroids]) -> tuple[Tensor, Tensor]:  # [P, D], classes [P]
+            sizes = torch.tensor([len(centroids.means) for centroids in prototypes])
+            means = torch.cat([centroids.means for centroids in prototypes])
             return F.normalize(means, dim=1), torch.arange(len(prototypes)).repeat_interleave(sizes)
 
-        keys, key_classes = stacked(self.keys)
-        values, value_classes = stacked(self.values)
-        key_tasks, own = torch.tensor(self.class_tasks)[key_classes], torch.arange(len(self.prompts))
-        return PrototypeIndex(keys, key_tasks, values, value_classes, own, len(self.classes))
+        keys, key_classes = stack(self.keys)
+        values, value_classes = stack(self.values)
+        key_tasks, prompt_tasks = torch.tensor(self.class_tasks)[key_classes], torch.arange(len(self.prompts))
+        return PrototypeIndex(keys, key_tasks, values, value_classes, prompt_tasks, len(self.classes))
 
     def predict(self, images: ImageSet) -> list[str]:
         """Predict the class of each image, among all classes learned so far."""
@@ -100,22 +100,22 @@ class CPP:
 
 
 def run(stream: Stream, cpp: CPP) -> list[list[float]]:
-    """Learn task after task; A[i][j]: percent right on task j's test images after task i."""
+    """Learn the tasks in order; return A[i][j], percent correct on task j's test images after task i."""
     matrix: list[list[float]] = []
     for i, task in enumerate(stream):
         cpp.learn(task.train, task.train_labels)
         matrix.append([])
-        for old in stream.tasks[: i + 1]:
-            right = [a == b for a, b in zip(cpp.predict(old.test), old.test_labels, strict=True)]
-            matrix[-1].append(100 * sum(right) / len(right))
+        for known_task in stream.tasks[: i + 1]:
+            hits = [a == b for a, b in zip(cpp.predict(known_task.test), known_task.test_labels, strict=True)]
+            matrix[-1].append(100 * sum(hits) / len(hits))
         print(f"after {task.name}: " + " ".join(f"{accuracy:6.2f}" for accuracy in matrix[-1]), flush=True)
     return matrix
 
 
 def summarise(matrix: list[list[float]]) -> dict[str, float]:
-    """Accuracy and forgetting, after the last task and averaged over tasks."""
+    """Compute accuracy and forgetting, after the last task and averaged over tasks, from the accuracy matrix."""
     accuracy = [sum(row) / len(row) for row in matrix]  # A_i
-    forgetting = [  # F_i: how much less is right than at best before
+    forgetting = [  # F_i: best earlier accuracy less A[i][j], averaged over earlier tasks j
         sum(max(matrix[t][j] for t in range(j, i)) - matrix[i][j] for j in range(i)) / i for i in range(1, len(matrix))
     ] or [0.0]
     return {
@@ -132,13 +132,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("folder", nargs="?", help="images in class folders; without it, the digits")
     parser.add_argument("--backbone", help="default: nano for digits, mini for a folder")
     parser.add_argument("--tasks", type=int, default=5)
-    given = parser.parse_args(arguments)
-    backbone = Backbone.load(given.backbone or ("mini" if given.folder else "nano"), precision="fp32")
-    # The paper's settings, but shorter training on small batches; a mirrored digit is no digit.
+    options = parser.parse_args(arguments)
+    backbone = Backbone.load(options.backbone or ("mini" if options.folder else "nano"), precision="fp32")
+    # The paper's settings, but shorter training on small batches; a mirrored digit is not a digit.
     settings = Settings.preset("paper", epochs=15, batch_size=30, neck_hidden=512)
-    settings = settings if given.folder else settings.replace(augmentation="no-flip")
-    name = f"folder:{given.folder}" if given.folder else "split-digits"
-    stream = open_stream(name, StreamOptions(tasks=given.tasks), backbone.preprocessing)
+    settings = settings if options.folder else settings.replace(augmentation="no-flip")
+    name = f"folder:{options.folder}" if options.folder else "split-digits"
+    stream = open_stream(name, StreamOptions(tasks=options.tasks), backbone.preprocessing)
     metrics = summarise(run(stream, CPP(backbone, settings)))
     print(" ".join(f"{name} {value:.2f}" for name, value in metrics.items()))
     return metrics

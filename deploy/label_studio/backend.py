@@ -3,11 +3,11 @@
     protosteer serve shop.protosteer --allow-teach
     python backend.py --service http://127.0.0.1:8000 --port 9090
 
-Label Studio asks for pre-annotations at /predict and tells of annotations at /webhook (older ones at /train); this
-translates both for the service, which has the model. Pictures are taken from Label Studio alone, and from hosts
-that are named by --image-host, so that a task cannot make it ask anybody else. In the environment:
-PROTOSTEER_TOKEN, the service's token for teaching; LABEL_STUDIO_URL and LABEL_STUDIO_API_KEY, to fetch pictures;
-BACKEND_SECRET, without which nothing is answered but /health: http://127.0.0.1:9090/SECRET is then the address.
+Label Studio requests pre-annotations at /predict and reports annotations at /webhook (older versions at /train). The
+backend passes both to the service, which has the model. Pictures are fetched only from Label Studio and from hosts that
+you name by --image-host, so that a task cannot cause requests to other hosts. In the environment:
+PROTOSTEER_TOKEN, the service's token for learning; LABEL_STUDIO_URL and LABEL_STUDIO_API_KEY, to fetch pictures;
+BACKEND_SECRET: if set, the address is http://127.0.0.1:9090/SECRET, and without it only /health answers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger("protosteer.label_studio")
 PICTURE_BYTES = 20 * 2**20  # as the service's own limit
 SECONDS = 60
 SURROGATE = re.compile("[\ud800-\udfff]")
-AT_ONCE = 8  # pictures that are fetched and predicted at the same time; the service puts them together
+AT_ONCE = 8  # pictures that are fetched and predicted at the same time; the service joins them to batches
 
 
 class Trouble(Exception):
@@ -47,7 +47,7 @@ class Trouble(Exception):
 
 
 def field(record: dict[str, Any], name: str, kind: type[Any]) -> Any:
-    """Return a field of a request, empty if it is absent or null; raise `Trouble` if it is of another kind."""
+    """Return a field of a request, empty if it is absent or null; raise `Trouble` if it has another type."""
     value = record.get(name)
     return kind() if value is None else checked(value, name, kind)
 
@@ -58,7 +58,7 @@ def records(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def checked(value: Any, name: str, kind: type[Any]) -> Any:
-    """Return a value of the right kind; text with half of a character pair is of no kind."""
+    """Check a value's type and return it; text with half of a surrogate pair is rejected."""
     if not isinstance(value, kind) or (isinstance(value, str) and not value.isascii() and SURROGATE.search(value)):
         raise Trouble(f"field '{name}' of the request is not a valid {kind.__name__}")
     return value
@@ -66,11 +66,11 @@ def checked(value: Any, name: str, kind: type[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """What a project's labelling interface says: which choices, of which picture of a task."""
+    """A project's labelling interface: which choices, for which picture of a task."""
 
     choices: str  # name of the tag
     picture: str  # name of the tag
-    key: str  # of the picture in a task's data
+    key: str  # the picture's key in a task's data
     labels: frozenset[str]  # empty: they come with the tasks
 
     @classmethod
@@ -83,7 +83,7 @@ class Config:
         for tag in root.iter("Choices"):
             name, picture = tag.get("name"), tag.get("toName")
             if name and picture and pictures.get(picture, "").startswith("$"):
-                labels = frozenset(one.get("alias") or one.get("value") or "" for one in tag.iter("Choice"))
+                labels = frozenset(choice.get("alias") or choice.get("value") or "" for choice in tag.iter("Choice"))
                 return cls(name, picture, pictures[picture][1:], labels)
         raise Trouble("the labelling interface needs <Image name value='$...'> and <Choices toName> of it")
 
@@ -91,17 +91,17 @@ class Config:
         value = {"choices": [label]}
         return {"from_name": self.choices, "to_name": self.picture, "type": "choices", "value": value}
 
-    def chosen(self, annotation: dict[str, Any]) -> str | None:
-        """The one class that a person chose; None of annotations that were skipped or name several."""
+    def choice(self, annotation: dict[str, Any]) -> str | None:
+        """Return the class that a person chose; None if the annotation was skipped or names several."""
         if annotation.get("was_cancelled"):
             return None
-        found = [
+        labels = [
             label
             for region in records(annotation, "result")
             if region.get("from_name") == self.choices and region.get("type") == "choices"
             for label in field(field(region, "value", dict), "choices", list)
         ]
-        return checked(found[0], "choices", str) if len(found) == 1 else None
+        return checked(labels[0], "choices", str) if len(labels) == 1 else None
 
 
 def urljoined(base: str, address: str) -> str:
@@ -132,29 +132,29 @@ def place(url: Url) -> tuple[str | None, str | None, int | None]:
 
 @dataclass(frozen=True)
 class LabelStudio:
-    """Where pictures are. The key is sent to Label Studio and to nobody else."""
+    """The source of pictures. The key is sent to Label Studio only."""
 
     url: str
     key: str | None
     image_hosts: frozenset[str] = frozenset()
 
     def picture(self, address: str) -> bytes:
-        """address: as it stands in a task, such as /data/upload/1/cat.jpg."""
-        own, asked = parsed(self.url), parsed(urljoined(self.url.rstrip("/") + "/", address))
-        full, headers = asked.url, {}
-        if place(asked) == place(own):
+        """Fetch the picture at an address of a task, such as /data/upload/1/cat.jpg."""
+        studio_url, url = parsed(self.url), parsed(urljoined(self.url.rstrip("/") + "/", address))
+        full_url, headers = url.url, {}
+        if place(url) == place(studio_url):
             headers = {"Authorization": f"Token {self.key}"} if self.key else {}
-        elif asked.scheme not in ("http", "https") or asked.host not in self.image_hosts:
-            raise Trouble(f"pictures of {asked.scheme}://{asked.netloc} are not fetched; allow it by --image-host")
+        elif url.scheme not in ("http", "https") or url.host not in self.image_hosts:
+            raise Trouble(f"pictures of {url.scheme}://{url.netloc} are not fetched; allow it by --image-host")
         # A redirection could lead anywhere.
-        with requests.get(full, headers=headers, timeout=SECONDS, stream=True, allow_redirects=False) as answer:
+        with requests.get(full_url, headers=headers, timeout=SECONDS, stream=True, allow_redirects=False) as answer:
             if answer.status_code != 200:
-                raise Trouble(f"{full} gives {answer.status_code}; is LABEL_STUDIO_API_KEY right?")
+                raise Trouble(f"{full_url} gives {answer.status_code}; is LABEL_STUDIO_API_KEY right?")
             data = b""
             for part in answer.iter_content(2**16):
                 data += part
                 if len(data) > PICTURE_BYTES:
-                    raise Trouble(f"{full} is larger than {PICTURE_BYTES:,} bytes")
+                    raise Trouble(f"{full_url} is larger than {PICTURE_BYTES:,} bytes")
             return data
 
 
@@ -181,18 +181,18 @@ class Service:
         return self.ask("GET", "/classes")["classes"]
 
     def learn(self, label: str, picture: bytes) -> str:
-        """One picture that a person has put into a class; says what came of it.
+        """Learn a picture that a person has put into a class, if it is misclassified; return what was done.
 
-        The one place that decides how annotations are learned.
+        All annotations are learned here.
         """
-        known = any(one["name"] == label for one in self.classes())
-        if known and self.predict(picture)["label"] == label:
+        is_known = any(entry["name"] == label for entry in self.classes())
+        if is_known and self.predict(picture)["label"] == label:
             return "known so already"
-        told = self.ask("POST", f"/corrections?class={quote(label, safe='')}", picture)
-        return f"corrected from {told['taken_for']}" if known else "new class"
+        correction = self.ask("POST", f"/corrections?class={quote(label, safe='')}", picture)
+        return f"corrected from {correction['taken_for']}" if is_known else "new class"
 
     def version(self) -> str:
-        """Changes with what is known: Label Studio asks again for tasks that have only older predictions."""
+        """Return a version that changes with the classes: Label Studio requests newer predictions by it."""
         return f"protosteer-{hashlib.sha256(repr(self.classes()).encode()).hexdigest()[:12]}"
 
 
@@ -202,14 +202,14 @@ class Backend:
     studio: LabelStudio
 
     def predict(self, tasks: Sequence[dict[str, Any]], config: Config) -> list[dict[str, Any]]:
-        """One prediction per task, in their order; without a result where there is none to give."""
+        """Predict tasks, in their order; a prediction may have no result."""
         version = self.service.version()
 
-        def one(task: dict[str, Any]) -> dict[str, Any]:
+        def predict_task(task: dict[str, Any]) -> dict[str, Any]:
             return {"model_version": version, **self._proposal(task, config)}
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(one, tasks))
+            return list(pool.map(predict_task, tasks))
 
     def _proposal(self, task: dict[str, Any], config: Config) -> dict[str, Any]:
         try:
@@ -217,19 +217,19 @@ class Backend:
         except (Trouble, requests.RequestException) as error:
             logger.warning("task %a: %s", task.get("id"), error)
             return {"result": [], "score": 0.0}
-        for best in row["top"]:
-            if best["label"] in config.labels or not config.labels:
-                known = not row["unknown"]  # of a picture unlike all classes nothing is proposed
-                return {"result": [config.result(best["label"])] * known, "score": best["probability"]}
+        for entry in row["top"]:
+            if entry["label"] in config.labels or not config.labels:
+                is_known = not row["unknown"]  # nothing is proposed for a picture unlike all classes
+                return {"result": [config.result(entry["label"])] * is_known, "score": entry["probability"]}
         return {"result": [], "score": 0.0}
 
     def learn(self, task: dict[str, Any], annotations: Iterable[dict[str, Any]], config: Config) -> list[str]:
-        told = []
+        answers = []
         for annotation in annotations:
-            label = config.chosen(annotation)
+            label = config.choice(annotation)
             if label is not None:
-                told.append(f"{label}: {self.service.learn(label, self._picture(task, config))}")
-        return told
+                answers.append(f"{label}: {self.service.learn(label, self._picture(task, config))}")
+        return answers
 
     def _picture(self, task: dict[str, Any], config: Config) -> bytes:
         address = field(field(task, "data", dict), config.key, str)
@@ -242,8 +242,8 @@ def create_app(backend: Backend, host_names: Iterable[str] = (), secret: str | N
     """Build the application.
 
     Args:
-        backend: What answers.
-        host_names: Names it may be asked by, besides localhost and IP addresses: the rules of the service.
+        backend: Answers the requests.
+        host_names: Allowed host names of requests, besides localhost and IP addresses, as in the service.
         secret: First part of the path of all routes but /health; None for no secret.
     """
     app = FastAPI(title="protosteer for Label Studio", docs_url=None, redoc_url=None, openapi_url=None)
@@ -262,8 +262,8 @@ def create_app(backend: Backend, host_names: Iterable[str] = (), secret: str | N
         return JSONResponse({"detail": f"the service or Label Studio does not answer ({error})"}, 503)
 
     def check_secret(request: Request) -> None:
-        given = request.path_params.get("secret", "")
-        if secret is not None and not secrets.compare_digest(given.encode(), secret.encode()):
+        secret_in_path = request.path_params.get("secret", "")
+        if secret is not None and not secrets.compare_digest(secret_in_path.encode(), secret.encode()):
             raise HTTPException(404, "no such address; has it the right BACKEND_SECRET?")
 
     @app.get("/")
@@ -275,14 +275,14 @@ def create_app(backend: Backend, host_names: Iterable[str] = (), secret: str | N
     routes.add_api_route("/health", health)
 
     @routes.post("/setup")
-    def setup(asked: dict[str, Any]) -> dict[str, str]:
-        Config.read(field(asked, "schema", str))
+    def setup(request: dict[str, Any]) -> dict[str, str]:
+        Config.read(field(request, "schema", str))
         return {"model_version": backend.service.version()}
 
     @routes.post("/predict")
-    def predict(asked: dict[str, Any]) -> dict[str, Any]:
-        config = Config.read(field(asked, "label_config", str))
-        return {"results": backend.predict(records(asked, "tasks"), config)}
+    def predict(request: dict[str, Any]) -> dict[str, Any]:
+        config = Config.read(field(request, "label_config", str))
+        return {"results": backend.predict(records(request, "tasks"), config)}
 
     @routes.post("/webhook", status_code=201)
     def webhook(event: dict[str, Any]) -> dict[str, Any]:
@@ -296,15 +296,15 @@ def create_app(backend: Backend, host_names: Iterable[str] = (), secret: str | N
         return {"status": "ok", "result": backend.learn(field(event, "task", dict), [annotation], config)}
 
     @routes.post("/train", status_code=201)
-    def train(asked: dict[str, Any]) -> dict[str, Any]:
-        """As Label Studio called it before webhooks: all tasks that have annotations."""
-        config = Config.read(field(asked, "label_config", str))
-        told = [
+    def train(request: dict[str, Any]) -> dict[str, Any]:
+        """Learn from all tasks that have annotations: what Label Studio called before it had webhooks."""
+        config = Config.read(field(request, "label_config", str))
+        answers = [
             line
-            for task in records(asked, "annotations")
+            for task in records(request, "annotations")
             for line in backend.learn(task, records(task, "annotations"), config)
         ]
-        return {"status": "ok", "result": told}
+        return {"status": "ok", "result": answers}
 
     app.include_router(routes)
     return app
@@ -327,19 +327,19 @@ def main() -> None:
         "--host-name",
         action="append",
         default=[],
-        help="a name it is asked by, besides localhost and IP addresses",
+        help="an allowed host name of requests, besides localhost and IP addresses",
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     studio = LabelStudio(
         os.environ.get("LABEL_STUDIO_URL", "http://127.0.0.1:8080"),
         os.environ.get("LABEL_STUDIO_API_KEY") or None,
-        frozenset(name.lower() for name in given.image_host),
+        frozenset(name.lower() for name in options.image_host),
     )
-    service = Service(given.service, os.environ.get("PROTOSTEER_TOKEN") or None)
-    names, secret = [given.host, *given.host_name], os.environ.get("BACKEND_SECRET") or None
+    service = Service(options.service, os.environ.get("PROTOSTEER_TOKEN") or None)
+    names, secret = [options.host, *options.host_name], os.environ.get("BACKEND_SECRET") or None
     app = create_app(Backend(service, studio), names, secret)
-    uvicorn.run(app, host=given.host, port=given.port, log_level="warning")
+    uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
 
 
 if __name__ == "__main__":
