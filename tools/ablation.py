@@ -46,14 +46,14 @@ class Pictures:
         self.backbone = backbone
         self.parts = parts
         self.labels = [label for _, labels in parts for label in labels]
-        self.known: dict[bytes, Tensor] = {}
+        self.embeddings: dict[bytes, Tensor] = {}
 
     def under(self, prompt: Tensor | None) -> Tensor:
         key = b"" if prompt is None else prompt.numpy().tobytes()
-        if key not in self.known:
-            wide = self.backbone.reading("several")
-            self.known[key] = torch.cat([wide.embed_set(images, prompt) for images, _ in self.parts])
-        return self.known[key]
+        if key not in self.embeddings:
+            backbone = self.backbone.reading("several")
+            self.embeddings[key] = torch.cat([backbone.embed_set(images, prompt) for images, _ in self.parts])
+        return self.embeddings[key]
 
     def embed(self, reader: Reader) -> Any:
         prompts, width = reader.index.prompts, self.backbone.reading(reader.layers).width
@@ -67,37 +67,37 @@ class Pictures:
         return embed
 
 
-def pictures(experiment: Experiment, backbone: Backbone, validation: int) -> Pictures:
+def load_pictures(experiment: Experiment, backbone: Backbone, validation: int) -> Pictures:
     options = experiment.options
-    learned = options.train_per_class
+    num_learned = options.train_per_class
     if not validation:
         stream = open_stream(experiment.stream, options, backbone.preprocessing, experiment.data_dir)
         return Pictures(backbone, [(task.test, task.test_labels) for task in stream])
-    if learned is None:
+    if num_learned is None:
         raise SystemExit("--validation needs train_per_class in the configuration: what was not learned")
-    options = dataclasses.replace(options, train_per_class=learned + validation)
+    options = dataclasses.replace(options, train_per_class=num_learned + validation)
     stream = open_stream(experiment.stream, options, backbone.preprocessing, experiment.data_dir)
     parts: list[tuple[ImageSet, list[str]]] = []
     for task in stream:
-        seen: dict[str, int] = {}
+        counts: dict[str, int] = {}
         rows = []
         for row, label in enumerate(task.train_labels):
-            seen[label] = seen.get(label, 0) + 1
-            if seen[label] > learned:
+            counts[label] = counts.get(label, 0) + 1
+            if counts[label] > num_learned:
                 rows.append(row)
         parts.append((Chosen(task.train, rows), [task.train_labels[row] for row in rows]))
     return Pictures(backbone, parts)
 
 
 @contextmanager
-def changed(module: Any, **values: Any) -> Iterator[None]:
-    before = {name: getattr(module, name) for name in values}
+def patched(module: Any, **values: Any) -> Iterator[None]:
+    originals = {name: getattr(module, name) for name in values}
     for name, value in values.items():
         setattr(module, name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in originals.items():
             setattr(module, name, value)
 
 
@@ -116,7 +116,7 @@ class PriorShares(LooScores):
         return prior
 
 
-class RidgeAlone(LooScores):
+class RidgeOnly(LooScores):
     def shares(self, prior: Tensor, images: ImageWeights) -> Tensor:
         return (torch.arange(len(prior)) == len(prior) - 1).double()
 
@@ -125,9 +125,9 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     """Yield a name, the model to read, and what to change meanwhile."""
 
     def changed_tasks(change: Callable[[TaskRecord], TaskRecord]) -> Learner:
-        other = learner.copy()
-        other.memory = Memory(change(task) for task in learner.memory.tasks)
-        return other
+        twin = learner.copy()
+        twin.memory = Memory(change(task) for task in learner.memory.tasks)
+        return twin
 
     def last_layer(task: TaskRecord) -> TaskRecord:
         table = task.classes
@@ -137,14 +137,14 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     yield "everything", learner, classifier, {}
     yield "last layer alone", changed_tasks(last_layer), classifier, {}
     if learner.memory.shared_prompt is not None:
-        bare = changed_tasks(lambda task: dataclasses.replace(task, shared_prompt=None))
-        yield "last layer alone, without the shared prompt", bare, classifier, {}
+        promptless = changed_tasks(lambda task: dataclasses.replace(task, shared_prompt=None))
+        yield "last layer alone, without the shared prompt", promptless, classifier, {}
     if sum(task.prompt is not None for task in learner.memory.tasks) > 1:
         yield "no task-specific prompts", changed_tasks(lambda t: dataclasses.replace(t, prompt=None)), classifier, {}
         no_gate = {"CONFIDENT": 1.1, "MIN_TASK_PROB": 0.0}
         yield "task-specific prompts for every image", learner, classifier, no_gate
     yield "no ridge", learner, kernel_ridge, {"MAX_PROTOTYPES": 0, "LANDMARKS": 0}
-    yield "ridge alone", learner, classifier, {"LooScores": RidgeAlone}
+    yield "ridge alone", learner, classifier, {"LooScores": RidgeOnly}
     yield "cosines not whitened", learner, scorer, {"WhitenedCosine": NotWhitened}
     yield "shares fixed at the prior", learner, classifier, {"LooScores": PriorShares}
     yield "prior worth 5 images", learner, calibration, {"PRIOR_IMAGES": 5.0}
@@ -161,33 +161,33 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--validation", type=int, default=0, metavar="N")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    given = parser.parse_args()
-    places = {"weights": given.weights, "data_dir": given.data_dir}
-    experiment = Experiment.from_values({**read_toml(given.config), **places})
+    options = parser.parse_args()
+    places = {"weights": options.weights, "data_dir": options.data_dir}
+    experiment = Experiment.from_values({**read_toml(options.config), **places})
     backbone = experiment.load_backbone()
-    learner = Learner.of_model(model_file.read(given.model), backbone)
-    shown = pictures(experiment, backbone, given.validation)
+    learner = Learner.of_model(model_file.read(options.model), backbone)
+    images = load_pictures(experiment, backbone, options.validation)
     number = {name: i for i, name in enumerate(learner.classes)}
-    truth = torch.tensor([number[label] for label in shown.labels])
+    truth = torch.tensor([number[label] for label in images.labels])
     figures = {}
     for name, model, module, values in readings(learner):
-        with changed(module, **values):
+        with patched(module, **values):
             reader = rules.reader_of(model.memory, model.settings)
-            matches = reader.match(shown.embed(reader), len(truth))
+            matches = reader.match(images.embed(reader), len(truth))
         confidence, label = matches.scores.softmax(dim=1).max(dim=1)
-        right = label == truth
+        correct = label == truth
         figures[name] = {
-            "accuracy": 100 * float(right.double().mean()),
+            "accuracy": 100 * float(correct.double().mean()),
             "passes_per_image": float(matches.passes.double().mean()),
-            "calibration_error": calibration_error(reliability(confidence, right)),
+            "calibration_error": calibration_error(reliability(confidence, correct)),
         }
         print(
             "{accuracy:6.2f} %  {passes_per_image:5.2f} passes  ece {calibration_error:4.1f}".format(**figures[name]),
             f" {name}",
             flush=True,
         )
-    if given.json:
-        given.json.write_text(json.dumps({"images": len(truth), "readings": figures}, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps({"images": len(truth), "readings": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

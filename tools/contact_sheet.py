@@ -43,7 +43,7 @@ SQUARES = (
 
 
 def originals() -> list[tuple[str, Image.Image]]:
-    """Names and pictures of one size."""
+    """Return names and pictures of one size."""
     squares = [
         Image.fromarray(load_sample_image(name)).crop((left, top, left + side, top + side))
         for name, left, top, side in SQUARES
@@ -57,11 +57,11 @@ def originals() -> list[tuple[str, Image.Image]]:
 
 
 def chart() -> Image.Image:
-    """A hue circle, a grey wedge and stripes of growing fineness: one part for each kind of change."""
+    """Draw a hue circle, a grey wedge and stripes of growing fineness: one part for each kind of change."""
     y, x = np.mgrid[:SIZE, :SIZE] - (SIZE - 1) / 2
     hue = (np.arctan2(y + 24, x) / (2 * np.pi) % 1 * 255).astype(np.uint8)
-    inside = np.hypot(x, y + 24) < 80
-    saturation, value = np.where(inside, 150, 0), np.where(inside, 235, 200)
+    is_in_circle = np.hypot(x, y + 24) < 80
+    saturation, value = np.where(is_in_circle, 150, 0), np.where(is_in_circle, 235, 200)
     channels = [hue, saturation.astype(np.uint8), value.astype(np.uint8)]
     picture = np.array(Image.fromarray(np.stack(channels, axis=2), "HSV").convert("RGB"))
     columns = np.arange(SIZE)
@@ -70,8 +70,8 @@ def chart() -> Image.Image:
     return Image.fromarray(picture)
 
 
-def happened(choices: Choices, row: int) -> str:
-    """Names of the steps that were drawn for one image, in the paper's order."""
+def step_names(choices: Choices, row: int) -> str:
+    """Return the names of the steps that were drawn for one image, in the paper's order."""
     names = {
         "flip": choices.mirrored,
         "jitter": choices.jittered,
@@ -79,40 +79,40 @@ def happened(choices: Choices, row: int) -> str:
         f"blur\N{NO-BREAK SPACE}{choices.radii[row]:.1f}": choices.blurred,
         "solarize": choices.solarized,
     }
-    return ", ".join(name for name, drawn in names.items() if drawn[row]) or "crop only"
+    return ", ".join(name for name, is_drawn in names.items() if is_drawn[row]) or "crop only"
 
 
-def augmented(image: Image.Image, versions: int) -> tuple[list[Image.Image], list[str]]:
-    """Versions of one image, and what was done to each."""
+def augment(image: Image.Image, versions: int) -> tuple[list[Image.Image], list[str]]:
+    """Augment one image; return its versions and the names of each one's steps."""
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).expand(versions, -1, -1, -1)
     augmentation = Augmentation(LEVELS, KIND)
     choices = augmentation.draw(pixels.shape)
     out = augmentation.apply(pixels, choices)
-    return [_picture(one) for one in out], [happened(choices, row) for row in range(versions)]
+    return [_picture(version) for version in out], [step_names(choices, row) for row in range(versions)]
 
 
 def _picture(image: Tensor) -> Image.Image:
     return Image.fromarray(image.mul(255).round().byte().permute(1, 2, 0).numpy())
 
 
-def sheet(named: Sequence[tuple[str, Image.Image]], versions: int = VERSIONS) -> Image.Image:
-    """One row per image; 256 colours."""
+def sheet(sources: Sequence[tuple[str, Image.Image]], versions: int = VERSIONS) -> Image.Image:
+    """Lay out one row per image, in 256 colours."""
     torch.manual_seed(SEED)
     across, down = TILE + GAP, TILE + CAPTION
-    page = Image.new("RGB", (2 * GAP + across * (versions + 1), HEADING + down * len(named)), "white")
+    page = Image.new("RGB", (2 * GAP + across * (versions + 1), HEADING + down * len(sources)), "white")
     pen = ImageDraw.Draw(page)
-    large, small = (ImageFont.truetype(findfont("DejaVu Sans"), points) for points in (14, 10))
-    pen.text((GAP, 8), "original", "black", large)
-    how = f"augmented at {SIZE} px, kind “{KIND}”, seed {SEED}"
-    pen.text((2 * GAP + across, 8), f"{how}: a random crop, and what is written below each", "black", large)
-    for row, (name, image) in enumerate(named):
-        pictures, captions = augmented(image, versions)
+    heading_font, caption_font = (ImageFont.truetype(findfont("DejaVu Sans"), points) for points in (14, 10))
+    pen.text((GAP, 8), "original", "black", heading_font)
+    heading = f"augmented at {SIZE} px, kind “{KIND}”, seed {SEED}: a random crop, and what is written below each"
+    pen.text((2 * GAP + across, 8), heading, "black", heading_font)
+    for row, (name, image) in enumerate(sources):
+        pictures, captions = augment(image, versions)
         y = HEADING + row * down
         for column, picture in enumerate([image, *pictures]):
             x = GAP + column * across + GAP * (column > 0)  # the originals stand a little apart
             page.paste(picture.resize((TILE, TILE), Image.Resampling.BOX), (x, y))
             caption = fill([name, *captions][column], 19)
-            pen.multiline_text((x, y + TILE + 2), caption, "#333333", small, spacing=1)
+            pen.multiline_text((x, y + TILE + 2), caption, "#333333", caption_font, spacing=1)
     # Dithering, which needs a given palette, spares the sky its steps.
     return page.quantize(palette=page.quantize(256, kmeans=1), dither=Image.Dither.FLOYDSTEINBERG)
 

@@ -75,7 +75,7 @@ def measure(backbone: Backbone, classes: int, images: int, stops: Sequence[int])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "m.protosteer")
         learner.save(path)
-        store, first = QuietStore(learner, path, writable=True), path.stat().st_size
+        store, base_bytes = QuietStore(learner, path, writable=True), path.stat().st_size
         seconds, fit = list[float](), 0.0
         for number in range(1, max(stops) + 1):
             if number % FIT_EVERY == 0 or number - 1 + REPEATS in stops:
@@ -88,7 +88,7 @@ def measure(backbone: Backbone, classes: int, images: int, stops: Sequence[int])
             if number in stops:
                 row: dict[str, Any] = {"classes": classes, "images": images, "corrections": number}
                 row |= {"ms": round(1000 * median(seconds[-REPEATS:]), 1), "fit_s": round(fit, 2)}
-                row |= {"bytes": path.stat().st_size, "bytes_each": round((path.stat().st_size - first) / number)}
+                row |= {"bytes": path.stat().st_size, "bytes_each": round((path.stat().st_size - base_bytes) / number)}
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     return rows
@@ -107,8 +107,8 @@ def main(words: Sequence[str] | None = None) -> None:
     backbone = Backbone.load(options.backbone, weights=options.weights)
     rows = [row for n in options.classes for row in measure(backbone, n, options.images, options.corrections)]
     if options.out:
-        told = {"rows": rows, "backbone": backbone.name, "circumstances": circumstances(torch.device("cpu"))}
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
+        figures = {"rows": rows, "backbone": backbone.name, "circumstances": circumstances(torch.device("cpu"))}
+        options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -54,56 +54,56 @@ def play(
     confirmed: float = 0.0,
     steps: bool = True,
 ) -> dict[str, Any]:
-    """One stream: test accuracy by number of corrections, and how often one changed its own answer."""
+    """Run one stream: test accuracy by number of corrections, and how often a correction changed its own answer."""
     draw = torch.Generator().manual_seed(seed)
     classes = torch.randperm(int(labels.max()) + 1, generator=draw)[: plan.classes].tolist()
     parts: list[list[tuple[int, int]]] = [[], [], []]  # rows and classes
     for c in classes:
         rows = (labels == c).nonzero()[:, 0]
         rows = rows[torch.randperm(len(rows), generator=draw)][: plan.taught + plan.arriving + plan.tested]
-        for part, some in zip(parts, rows.split([plan.taught, plan.arriving, plan.tested]), strict=True):
-            part += [(row, c) for row in some.tolist()]
-    taught, arriving, tested = parts
+        for part, group in zip(parts, rows.split([plan.taught, plan.arriving, plan.tested]), strict=True):
+            part += [(row, c) for row in group.tolist()]
+    learn_rows, stream_rows, test_rows = parts
     learner = Learner(backbone, Settings.preset("instant"))
-    learner.learn((images[[row for row, _ in taught]], [str(c) for _, c in taught]))
-    pixels, truth = images[[row for row, _ in tested]], [str(c) for _, c in tested]
+    learner.learn((images[[row for row, _ in learn_rows]], [str(c) for _, c in learn_rows]))
+    pixels, truth = images[[row for row, _ in test_rows]], [str(c) for _, c in test_rows]
 
-    def tested_now() -> tuple[int, float, float]:
-        """Corrections so far, accuracy on the test images, calibration error."""
+    def run_test() -> tuple[int, float, float]:
+        """Return the corrections so far, accuracy on the test images and calibration error."""
         answer = learner.predict(pixels)
-        right = torch.tensor([a == b for a, b in zip(answer.labels, truth, strict=True)])
-        error = calibration_error(reliability(answer.probabilities.amax(dim=1), right))
-        return made, 100 * float(right.double().mean()), error
+        hits = torch.tensor([a == b for a, b in zip(answer.labels, truth, strict=True)])
+        error = calibration_error(reliability(answer.probabilities.amax(dim=1), hits))
+        return num_corrections, 100 * float(hits.double().mean()), error
 
-    made = changed = heavier = 0
-    curve, right = [tested_now()], list[Tensor]()
-    order = torch.randperm(len(arriving), generator=draw).tolist()
-    asked = torch.rand(len(arriving), generator=draw) < confirmed
+    num_corrections = num_changed = num_heavier = 0
+    curve, hits = [run_test()], list[Tensor]()
+    order = torch.randperm(len(stream_rows), generator=draw).tolist()
+    is_confirmed = torch.rand(len(stream_rows), generator=draw) < confirmed
     for place in order:
-        row, c = arriving[place]
+        row, c = stream_rows[place]
         image = images[row : row + 1]
         if learner.predict(image).labels == [str(c)]:
-            right += [image] if asked[place] else []
+            hits += [image] if is_confirmed[place] else []
             continue
         (record,) = learner.correct(image, str(c)).classes
-        made += 1
-        changed += learner.predict(image).labels == [str(c)]
-        heavier += record.plain is not None and int(record.plain.counts.sum()) > 1
-        if made % EVERY == 0:
-            if right:
-                learner.confirm(torch.cat(right))
-            right = []
-            curve += [tested_now()] if steps else []
-    if right:
-        learner.confirm(torch.cat(right))
-    curve.append(tested_now())
+        num_corrections += 1
+        num_changed += learner.predict(image).labels == [str(c)]
+        num_heavier += record.plain is not None and int(record.plain.counts.sum()) > 1
+        if num_corrections % EVERY == 0:
+            if hits:
+                learner.confirm(torch.cat(hits))
+            hits = []
+            curve += [run_test()] if steps else []
+    if hits:
+        learner.confirm(torch.cat(hits))
+    curve.append(run_test())
     print(
-        f"seed {seed}, {confirmed:.0%} confirmed: {made} corrections, {changed} changed their answer; accuracy "
+        f"seed {seed}, {confirmed:.0%} confirmed: {num_corrections} corrections, {num_changed} changed their answer; accuracy "
         f"{curve[0][1]:.1f} -> {curve[-1][1]:.1f}, calibration error {curve[0][2]:.1f} -> {curve[-1][2]:.1f}",
         flush=True,
     )
-    told = {"corrections": made, "changed": changed, "heavier": heavier, "curve": curve}
-    return {"seed": seed, "confirmed": confirmed, **told}
+    figures = {"corrections": num_corrections, "changed": num_changed, "heavier": num_heavier, "curve": curve}
+    return {"seed": seed, "confirmed": confirmed, **figures}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -130,21 +130,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"streams": streams, "circumstances": circumstances(torch.device("cpu"))}
 
 
-def plot(told: dict[str, Any], place: Path) -> None:
+def plot(figures: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     from protosteer.report.plots import png
 
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
-    for i, (name, runs) in enumerate(told["streams"].items()):
+    for i, (name, runs) in enumerate(figures["streams"].items()):
         for run in (run for run in runs if not run.get("confirmed")):
-            made, percent, _ = zip(*run["curve"], strict=True)
-            axes.plot(made, percent, color=f"C{i}", label=name if run is runs[0] else None)
+            counts, percent, _ = zip(*run["curve"], strict=True)
+            axes.plot(counts, percent, color=f"C{i}", label=name if run is runs[0] else None)
     axes.set(xlabel="images corrected", ylabel="accuracy on other images, %")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
-    place.write_bytes(png(figure))
+    path.write_bytes(png(figure))
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -161,9 +161,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.plot:
         plot(json.loads(options.plot[0].read_text()), options.plot[1])
         return
-    told = measure(options)
+    figures = measure(options)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(told, indent=1) + "\n")
+    options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

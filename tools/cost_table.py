@@ -51,9 +51,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backbone")
     parser.add_argument("--weights", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    backbone = Backbone.load(given.backbone, given.weights)
+    backbone = Backbone.load(options.backbone, options.weights)
     noise = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     photo = Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC)
     file = io.BytesIO()
@@ -72,7 +72,7 @@ def main() -> None:
         ("one GPU, 8 cores (on paper)", gpu, GPU_HOUR, limit),
         (f"{CLUSTER} GPUs (on paper)", gpu * CLUSTER, GPU_HOUR * CLUSTER, limit),
     ]
-    print(f"{given.backbone}: {embed * 1e3:.1f} ms a pass, {decode * 1e3:.1f} ms to decode 640 x 480, one thread")
+    print(f"{options.backbone}: {embed * 1e3:.1f} ms a pass, {decode * 1e3:.1f} ms to decode 640 x 480, one thread")
     print("| | images a second | hours for a million | dollars for a million | limited by |")
     print("|---|--:|--:|--:|---|")
     for name, rate, price, bound in rows:

@@ -27,8 +27,8 @@ def _cell(value: object) -> str:
 def attributes(kind: type) -> dict[str, str]:
     """Return name and text of every line under "Attributes:" in a google-style docstring."""
     text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
-    found = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", text, re.MULTILINE)
-    return {name: " ".join(meaning.split()) for name, meaning in found}
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", text, re.MULTILINE)
+    return {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
 def commands() -> str:
@@ -61,9 +61,9 @@ def _option(parameter: Any) -> str:
 
 def _text(parameter: Any) -> str:
     text = (getattr(parameter, "help", None) or "").strip()
-    shown = getattr(parameter, "show_default", True)
+    show_default = getattr(parameter, "show_default", True)
     default = parameter.default
-    if shown and default not in (None, False, (), []) and not callable(default) and "default" not in text:
+    if show_default and default not in (None, False, (), []) and not callable(default) and "default" not in text:
         text += f" Default: `{default}`."
     return text + (" Required." if parameter.required and parameter.param_type_name == "option" else "")
 
@@ -78,11 +78,11 @@ def settings() -> str:
         for name, value in Settings().to_dict().items()
     ]
     names = sorted({key for name in PRESETS for key in preset(name)}, key=list(Settings().to_dict()).index)
-    shown = [[f"`{name}`", *(f"`{getattr(Settings.preset(p), name)!r}`" for p in PRESETS)] for name in names]
+    presets = [[f"`{name}`", *(f"`{getattr(Settings.preset(p), name)!r}`" for p in PRESETS)] for name in names]
     return (
         "# Settings and presets\n\nA preset is a set of settings: `--preset fast --set epochs=20`, or "
         '`Settings.preset("fast", epochs=20)`. `Settings()` is the preset `fast`.\n\n'
-        f"## Presets\n\n{table(['setting', *(f'`{p}`' for p in PRESETS)], shown)}\n"
+        f"## Presets\n\n{table(['setting', *(f'`{p}`' for p in PRESETS)], presets)}\n"
         "[CPP](../explanation/cpp.md#presets) explains `paper`, `paper-text` and `authors`; "
         "[The default classifier](../explanation/default-classifier.md) the others.\n\n"
         f"## Settings\n\n{table(('setting', 'default', 'allowed', 'meaning'), rows)}"
@@ -153,11 +153,11 @@ def _raised(path: Path) -> Iterator[tuple[str, str, str]]:
         code = next((k.value for k in node.keywords if k.arg == "code"), None)
         if not isinstance(code, ast.Constant):
             continue
-        text, first = _words(node.args[0]), node.args[0]
-        if isinstance(first, ast.Name):  # the nearest assignment above
-            lines = [int(k.partition(":")[2]) for k in messages if k.startswith(f"{first.id}:")]
-            near = max((line for line in lines if node.lineno - 12 < line <= node.lineno), default=None)
-            text = messages[f"{first.id}:{near}"] if near else ""
+        text, message = _words(node.args[0]), node.args[0]
+        if isinstance(message, ast.Name):  # the nearest assignment above
+            lines = [int(k.partition(":")[2]) for k in messages if k.startswith(f"{message.id}:")]
+            nearest_line = max((line for line in lines if node.lineno - 12 < line <= node.lineno), default=None)
+            text = messages[f"{message.id}:{nearest_line}"] if nearest_line else ""
         yield str(code.value), ast.unparse(node.func).rpartition(".")[2], text
 
 
@@ -212,7 +212,7 @@ def _schema(schema: Any) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        return " or ".join(_schema(each) for each in schema["anyOf"])
+        return " or ".join(_schema(part) for part in schema["anyOf"])
     if schema.get("type") == "array":
         return f"list of {_schema(schema.get('items', {}))}"
     return str(schema.get("type", "")) or "any"

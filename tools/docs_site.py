@@ -77,31 +77,31 @@ def notebook_page(path: Path) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Point links that leave docs/ to their page on the site, to the repository, or nowhere."""
     address = page.file.src_uri
-    source = next((path for path, there in ELSEWHERE.items() if there == address), f"docs/{address}")
+    source = next((path for path, page_address in ELSEWHERE.items() if page_address == address), f"docs/{address}")
     fences = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-    kept: list[str] = []
+    hidden_code: list[str] = []
 
     def hide(block: re.Match[str]) -> str:
-        kept.append(block[0])
-        return f"\0{len(kept) - 1}\0"
+        hidden_code.append(block[0])
+        return f"\0{len(hidden_code) - 1}\0"
 
     def change(link: re.Match[str]) -> str:
         text, target = link[1], link[2]
         if re.match(r"[a-z]+:|#|\0", target):
             return link[0]
         path, mark, anchor = target.partition("#")
-        inside = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-        there = site_address(inside)
-        if there:
-            return f"[{text}]({posixpath.relpath(there, posixpath.dirname(address) or '.')}{mark}{anchor})"
+        target_path = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        page_address = site_address(target_path)
+        if page_address:
+            return f"[{text}]({posixpath.relpath(page_address, posixpath.dirname(address) or '.')}{mark}{anchor})"
         if config.repo_url:
-            return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{inside})"
-        return text if "`" in text or inside in text else f"{text} (`{inside}`)"
+            return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{target_path})"
+        return text if "`" in text or target_path in text else f"{text} (`{target_path}`)"
 
     markdown = re.sub(r"(?<!`)`[^`\n]+`(?!`)", hide, fences.sub(hide, markdown))
     markdown = re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", change, markdown)
     while "\0" in markdown:
-        markdown = re.sub(r"\0(\d+)\0", lambda found: kept[int(found[1])], markdown)
+        markdown = re.sub(r"\0(\d+)\0", lambda marker: hidden_code[int(marker[1])], markdown)
     return markdown
 
 
@@ -119,11 +119,11 @@ def site_address(path: str) -> str | None:
 
 def on_post_build(config: Any) -> None:
     """Write a page that redirects for every old address."""
-    for old, new in MOVED.items():
-        page = Path(config.site_dir) / old / "index.html"
-        assert (Path(config.site_dir) / new / "index.html").exists(), new
+    for old_address, new_address in MOVED.items():
+        page = Path(config.site_dir) / old_address / "index.html"
+        assert (Path(config.site_dir) / new_address / "index.html").exists(), new_address
         page.parent.mkdir(exist_ok=True)
-        target = os.path.relpath(Path(config.site_dir) / new, page.parent).replace(os.sep, "/") + "/"
+        target = os.path.relpath(Path(config.site_dir) / new_address, page.parent).replace(os.sep, "/") + "/"
         page.write_text(
             f'<!doctype html><meta charset="utf-8"><title>Moved</title><link rel="canonical" href="{target}">'
             f'<meta http-equiv="refresh" content="0; url={target}"><a href="{target}">This page has moved.</a>\n',

@@ -38,7 +38,7 @@ class Shared:
     """What the parent can still see when the process that tries inputs is gone."""
 
     current: Path  # the input under trial
-    tried: Any  # a shared number: inputs so far
+    num_inputs: Any  # a shared number: inputs so far
     begun: Any  # a shared number: the process's processor time when the one under trial began
     failed: Any  # a shared number: failures so far
 
@@ -48,21 +48,21 @@ def targets() -> dict[str, Any]:
     sys.path[:0] = [str(TESTS), str(TESTS / "fuzz")]
     for path in sorted((TESTS / "fuzz").glob("test_fuzz_*.py")):
         importlib.import_module(path.stem)
-    found: dict[str, Any] = importlib.import_module("targets").TARGETS
-    return found
+    registry: dict[str, Any] = importlib.import_module("targets").TARGETS
+    return registry
 
 
-def keep(name: str, data: bytes, why: str) -> None:
+def keep(name: str, data: bytes, reason: str) -> None:
     folder = TESTS / "fuzz" / "failures" / name
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / hashlib.sha256(data).hexdigest()[:16]
     path.write_bytes(data)
-    print(f"{name}: {why}; kept as {path}", flush=True)
+    print(f"{name}: {reason}; kept as {path}", flush=True)
 
 
 def work(name: str, target: Any, seed: int, until: float, shared: Shared) -> None:
     """Try inputs until the time is over; one failure per place in the code is kept."""
-    random, seeds, places, first = Random(seed), target.seeds(), set(), True
+    random, seeds, places, is_first = Random(seed), target.seeds(), set(), True
     while time.time() < until:
         data = target.mutate(random.choice(seeds), random)
         shared.current.write_bytes(data)
@@ -76,11 +76,11 @@ def work(name: str, target: Any, seed: int, until: float, shared: Shared) -> Non
                 places.add(place)
                 traceback.print_exc()
                 keep(name, data, f"{type(error).__name__} {error}"[:200])
-        shared.tried.value += 1
-        if (seconds := time.process_time() - begun) > SLOW and not first:  # which imports what is imported late
+        shared.num_inputs.value += 1
+        if (seconds := time.process_time() - begun) > SLOW and not is_first:  # which imports what is imported late
             shared.failed.value += 1
             keep(name, data, f"it took {seconds:.1f} s")
-        first = False
+        is_first = False
         if peak_bytes() > LARGE:
             os._exit(TOO_LARGE)
 
@@ -105,22 +105,22 @@ def watch(name: str, target: Any, seed: int, until: float, shared: Shared) -> No
         shared.begun.value = math.inf  # the first input is yet to begin
         process = Context.Process(target=work, args=(name, target, seed, until, shared))
         process.start()
-        last, changed = -1, time.time()
+        count, changed_at = -1, time.time()
         while process.is_alive() and processor_seconds(process.pid) - shared.begun.value < HUNG:
             process.join(0.2)
-            if shared.tried.value != last:
-                last, changed = shared.tried.value, time.time()
-            if time.time() - changed > SILENT:
+            if shared.num_inputs.value != count:
+                count, changed_at = shared.num_inputs.value, time.time()
+            if time.time() - changed_at > SILENT:
                 break
         hung = process.is_alive()
         if hung:
             process.kill()
         process.join()
         if process.exitcode != 0:
-            why = "it hangs" if hung else f"the process ended with {process.exitcode}"
-            why = f"more than {LARGE:,} bytes were taken" if process.exitcode == TOO_LARGE else why
+            reason = "it hangs" if hung else f"the process ended with {process.exitcode}"
+            reason = f"more than {LARGE:,} bytes were taken" if process.exitcode == TOO_LARGE else reason
             shared.failed.value += 1
-            keep(name, shared.current.read_bytes(), why)
+            keep(name, shared.current.read_bytes(), reason)
         seed += 1
 
 
@@ -129,27 +129,27 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="targets (default: all)")
     parser.add_argument("--minutes", type=float, default=10, help="for all together")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
-    given = parser.parse_args()
-    known = targets()
-    names = given.names or sorted(known)
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"there is no {unknown[0]}; choose from {', '.join(sorted(known))}")
-    print(f"seed {given.seed}; {given.minutes:g} minutes for {', '.join(names)}", flush=True)
-    failed = tried = 0
+    options = parser.parse_args()
+    registry = targets()
+    names = options.names or sorted(registry)
+    if unknown_names := [name for name in names if name not in registry]:
+        parser.error(f"there is no {unknown_names[0]}; choose from {', '.join(sorted(registry))}")
+    print(f"seed {options.seed}; {options.minutes:g} minutes for {', '.join(names)}", flush=True)
+    num_failures = num_inputs = 0
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             counts = (Context.Value("Q", 0), Context.Value("d", time.time()), Context.Value("Q", 0))
             shared = Shared(Path(folder, "current"), *counts)
             begun = time.time()
-            watch(name, known[name], given.seed, begun + 60 * given.minutes / len(names), shared)
+            watch(name, registry[name], options.seed, begun + 60 * options.minutes / len(names), shared)
             seconds = time.time() - begun
             print(
-                f"{name}: {shared.tried.value:,} inputs in {seconds:.0f} s, {shared.failed.value} failures",
+                f"{name}: {shared.num_inputs.value:,} inputs in {seconds:.0f} s, {shared.failed.value} failures",
                 flush=True,
             )
-            failed, tried = failed + shared.failed.value, tried + shared.tried.value
-    print(f"{tried:,} inputs, {failed} failures", flush=True)
-    return 1 if failed else 0
+            num_failures, num_inputs = num_failures + shared.failed.value, num_inputs + shared.num_inputs.value
+    print(f"{num_inputs:,} inputs, {num_failures} failures", flush=True)
+    return 1 if num_failures else 0
 
 
 if __name__ == "__main__":

@@ -55,13 +55,13 @@ class Tally:
     kills: int = 0
     faults: int = 0
     rounds: int = 0
-    found: Counter[str] = field(default_factory=Counter)  # what the result was after a kill
+    outcomes: Counter[str] = field(default_factory=Counter)  # state of the result after each kill or fault
     commands: Counter[str] = field(default_factory=Counter)  # kills or faults of each command
     leftovers: int = 0  # files that a killed process left, all removed by the next
     problems: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        states = ", ".join(f"{count} {state}" for state, count in sorted(self.found.items()))
+        states = ", ".join(f"{count} {state}" for state, count in sorted(self.outcomes.items()))
         commands = ", ".join(f"{name} {count}" for name, count in self.commands.items())
         return (
             f"{self.kills} kills, {self.faults} faults in {self.rounds} rounds ({commands}); the result was: {states}; "
@@ -76,20 +76,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
     parser.add_argument("--minutes", type=float, default=60.0, help="end after so many (default: 60)")
     parser.add_argument("--only", nargs="*", default=[], help="commands (default: all)")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)  # a process with more cannot be forked
-    chance, tally, shown, end = random.Random(asked.seed), Tally(), 0, time.monotonic() + 60 * asked.minutes
+    chance, tally, num_shown, end = random.Random(options.seed), Tally(), 0, time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        rounds = [each for each in _rounds(Path(folder)) if not asked.only or each.name in asked.only]
-        while (tally.kills < asked.kills or tally.faults < asked.faults) and time.monotonic() < end:
-            for each in rounds:
-                if tally.kills < asked.kills:
-                    each.play(chance, tally, asked.kills, end)
-                if tally.faults < asked.faults:
-                    each.fail(chance, tally)
-            print(tally.line(), *tally.problems[shown:], sep="\n", flush=True)
-            shown = len(tally.problems)
+        rounds = [r for r in _rounds(Path(folder)) if not options.only or r.name in options.only]
+        while (tally.kills < options.kills or tally.faults < options.faults) and time.monotonic() < end:
+            for command_round in rounds:
+                if tally.kills < options.kills:
+                    command_round.play(chance, tally, options.kills, end)
+                if tally.faults < options.faults:
+                    command_round.fail(chance, tally)
+            print(tally.line(), *tally.problems[num_shown:], sep="\n", flush=True)
+            num_shown = len(tally.problems)
     return 1 if tally.problems else 0
 
 
@@ -125,31 +125,31 @@ class Round:
     def prepare(
         cls, name: str, words: list[str], folder: Path, result: str, moves: bool = False, repeats: bool = True
     ) -> Round:
-        before, states, began = _content(folder), list[Content](), time.monotonic()
-        old = _part(before, result)
+        content_before, states, began = _content(folder), list[Content](), time.monotonic()
+        part_before = _part(content_before, result)
 
         def look() -> None:
-            now = _part(_content(folder), result)
-            if now and now != old and now not in states and not moves and name == "learn":
-                states.append(now)
+            part_now = _part(_content(folder), result)
+            if part_now and part_now != part_before and part_now not in states and not moves and name == "learn":
+                states.append(part_now)
 
         process = _Command(words)
         process.wait(math.inf, look)
-        after = _content(folder)
-        last = _part(after, result)
-        if process.code or not after or (last == old and not moves):
+        content_after = _content(folder)
+        result_part = _part(content_after, result)
+        if process.code or not content_after or (result_part == part_before and not moves):
             raise SystemExit(f"protosteer {' '.join(words)} failed undisturbed: {process.said()}")
-        states = [*(s for s in states if s != last), last]
-        files = {*map(_plain, after)}
-        return cls(name, words, folder, result, before, states, files, time.monotonic() - began, moves, repeats)
+        states = [*(s for s in states if s != result_part), result_part]
+        files = {*map(_without_version, content_after)}
+        return cls(name, words, folder, result, content_before, states, files, time.monotonic() - began, moves, repeats)
 
-    def play(self, chance: random.Random, tally: Tally, most: int, end: float) -> None:
-        """Killed again and again until it ends by itself; now and then it is let alone."""
+    def play(self, chance: random.Random, tally: Tally, max_kills: int, end: float) -> None:
+        """Run the command and kill it until it ends by itself; sometimes it is not killed."""
         _put(self.folder, self.before)
         tally.rounds += 1
         while True:
             process = _Command(self.words)
-            undisturbed = tally.kills >= most or time.monotonic() > end or chance.random() < 0.15
+            undisturbed = tally.kills >= max_kills or time.monotonic() > end or chance.random() < 0.15
             if process.wait(math.inf if undisturbed else chance.uniform(0.0, 1.1) * self.seconds):
                 break
             process.kill()
@@ -158,14 +158,14 @@ class Round:
             state = self._look(tally)
             if state == "new" and not self.repeats:
                 return
-        now = _content(self.folder)
-        if _part(now, self.result) != self.states[-1]:
+        content = _content(self.folder)
+        if _part(content, self.result) != self.states[-1]:
             tally.problems.append(f"{self.name}: code {process.code} and another result; {process.said()}")
-        elif process.code == 0 and (left := {*map(_plain, now)} - self.files):
-            tally.problems.append(f"{self.name}: left {sorted(left)[0]}")
+        elif process.code == 0 and (leftovers := {*map(_without_version, content)} - self.files):
+            tally.problems.append(f"{self.name}: left {sorted(leftovers)[0]}")
 
     def fail(self, chance: random.Random, tally: Tally) -> None:
-        """On a disk that is full from some size on, or in a folder that may not be written to."""
+        """Run the command on a disk that is full from some size on, or in a read-only folder."""
         _put(self.folder, self.before)
         tally.rounds, tally.faults = tally.rounds + 1, tally.faults + 1
         tally.commands[self.name] += 1
@@ -173,41 +173,41 @@ class Round:
         largest = max(map(len, self.states[-1].values()))
         process = _Command(self.words, self.folder if read_only else None, int(chance.uniform(0, largest)))
         process.wait(math.inf)
-        now, said = _content(self.folder), process.said()
+        content, output = _content(self.folder), process.said()
         kind = "read-only" if read_only else "full"
-        tally.found[f"{kind} with code {process.code}"] += 1
-        where = f"{self.name} ({kind})"
-        if "Traceback" in said or process.code not in (0, 1, 2):
-            tally.problems.append(f"{where}: code {process.code}, {said[-300:]}")
+        tally.outcomes[f"{kind} with code {process.code}"] += 1
+        location = f"{self.name} ({kind})"
+        if "Traceback" in output or process.code not in (0, 1, 2):
+            tally.problems.append(f"{location}: code {process.code}, {output[-300:]}")
         elif (
             process.code
             and not self.moves
-            and _part(now, self.result)
+            and _part(content, self.result)
             not in [
                 _part(self.before, self.result),
                 *self.states[:-1],
             ]
         ):
-            tally.problems.append(f"{where}: failed, but the result changed; {said[-300:]}")
-        elif self.moves and not _none_lost(self.before, now):
-            tally.problems.append(f"{where}: an image is lost")
-        elif process.code == 0 and not self.moves and _part(now, self.result) != self.states[-1]:
-            tally.problems.append(f"{where}: succeeded with another result; {said[-300:]}")
-        elif process.code and {path for path in now if path.rpartition("/")[2].startswith(".")} - {*self.before}:
+            tally.problems.append(f"{location}: failed, but the result changed; {output[-300:]}")
+        elif self.moves and not _none_lost(self.before, content):
+            tally.problems.append(f"{location}: an image is lost")
+        elif process.code == 0 and not self.moves and _part(content, self.result) != self.states[-1]:
+            tally.problems.append(f"{location}: succeeded with another result; {output[-300:]}")
+        elif process.code and {path for path in content if path.rpartition("/")[2].startswith(".")} - {*self.before}:
             tally.leftovers += 1
 
     def _look(self, tally: Tally) -> str:
-        everything = _content(self.folder)
-        now, old = _part(everything, self.result), _part(self.before, self.result)
-        state = "new" if now == self.states[-1] else "old" if now == old else "damaged"
-        state = "usable" if state == "damaged" and now in self.states else state
-        if state == "damaged" and self.moves and _none_lost(self.before, everything):
+        content = _content(self.folder)
+        part, part_before = _part(content, self.result), _part(self.before, self.result)
+        state = "new" if part == self.states[-1] else "old" if part == part_before else "damaged"
+        state = "usable" if state == "damaged" and part in self.states else state
+        if state == "damaged" and self.moves and _none_lost(self.before, content):
             state = "partly done"
         if state == "damaged":
             tally.problems.append(f"{self.name}: neither old nor new after {tally.kills} kills")
-        tally.found[state] += 1
-        tally.leftovers += len({*map(_plain, everything)} - {*map(_plain, self.before)} - self.files)
-        for path in everything:
+        tally.outcomes[state] += 1
+        tally.leftovers += len({*map(_without_version, content)} - {*map(_without_version, self.before)} - self.files)
+        for path in content:
             if path.endswith(".protosteer") and not path.rpartition("/")[2].startswith("."):
                 try:
                     model_file.read(self.folder / path)
@@ -217,45 +217,45 @@ class Round:
 
 
 def _rounds(folder: Path) -> list[Round]:
-    """Every command that writes, each in a folder of its own that begins with the same model."""
+    """Prepare every command that writes, each in its own folder, which begins with the same model."""
     for name, classes in {"spring": ["ant", "bee"], "summer": ["cat", "dog"]}.items():
         for number, label in enumerate(classes):
             _pictures(folder / "photos" / name / label, number, 12)
     _pictures(folder / "new", 1, 6)
-    image, settings = str(folder / "new" / "00.png"), [word for one in _TRAINED for word in ("--set", one)]
+    image, settings = str(folder / "new" / "00.png"), [word for value in _TRAINED for word in ("--set", value)]
     spring, summer = (str(folder / "photos" / name) for name in ("spring", "summer"))
-    found: list[Round] = []
+    rounds: list[Round] = []
 
     def add(
-        name: str, words: list[str], result: str = "shop.protosteer", first: list[str] | None = None, **more: bool
+        name: str, words: list[str], result: str = "shop.protosteer", setup: list[str] | None = None, **flags: bool
     ) -> None:
-        place = folder / f"{len(found)}"
+        place = folder / f"{len(rounds)}"
         place.mkdir()
         model = place / "shop.protosteer"
-        if found:
-            shutil.copy(found[0].folder / "shop.protosteer", model)
+        if rounds:
+            shutil.copy(rounds[0].folder / "shop.protosteer", model)
         if name == "sort":
             shutil.copytree(folder / "new", place / "in")
         if name == "merge":
-            shutil.copy(other, place / "other.protosteer")
-        for command in [first, words] if first else [words]:
+            shutil.copy(other_model, place / "other.protosteer")
+        for command in [setup, words] if setup else [words]:
             command[:] = [word.replace("MODEL", str(model)).replace("FOLDER", str(place)) for word in command]
-        if first and (process := _Command(first)).wait(math.inf) and process.code:
-            raise SystemExit(f"protosteer {' '.join(first)} failed: {process.said()}")
-        found.append(Round.prepare(name, words, place, result, **more))
+        if setup and (process := _Command(setup)).wait(math.inf) and process.code:
+            raise SystemExit(f"protosteer {' '.join(setup)} failed: {process.said()}")
+        rounds.append(Round.prepare(name, words, place, result, **flags))
 
     add("learn", ["learn", "MODEL", spring, "--backbone", "nano", *settings])
     add("learn", ["learn", "MODEL", summer])
-    other = folder / "other.protosteer"
-    shutil.copy(found[1].folder / "shop.protosteer", other)
+    other_model = folder / "other.protosteer"
+    shutil.copy(rounds[1].folder / "shop.protosteer", other_model)
     with_words = ["--rename-task", "summer=winter", "--rename-task", "spring=autumn"]
     add("forget", ["forget", "MODEL", "ant"], repeats=False)
     add("correct", ["correct", "MODEL", image, "ant"], repeats=False)
     add("confirm", ["correct", "MODEL", str(folder / "new"), "--confirm"])
-    add("correct --undo", ["correct", "MODEL", "--undo"], first=["correct", "MODEL", image, "yak"], repeats=False)
+    add("correct --undo", ["correct", "MODEL", "--undo"], setup=["correct", "MODEL", image, "yak"], repeats=False)
     add("rename", ["rename", "MODEL", "ant", "emu"], repeats=False)
     add("join", ["join", "MODEL", "ant", "bee", "--as", "emu"], repeats=False)
-    add("undo", ["undo", "MODEL"], first=["rename", "MODEL", "ant", "emu"], repeats=False)
+    add("undo", ["undo", "MODEL"], setup=["rename", "MODEL", "ant", "emu"], repeats=False)
     add(
         "merge",
         ["merge", "MODEL", "FOLDER/other.protosteer", "-o", "FOLDER/both.protosteer", *with_words],
@@ -264,7 +264,7 @@ def _rounds(folder: Path) -> list[Round]:
     add("adapt", ["adapt", spring, "-o", "FOLDER/my.backbone", "--backbone", "nano", *settings], "my.backbone")
     add("export", ["export", "MODEL", "--onnx", "FOLDER/onnx"], "onnx")
     add("sort", ["sort", "MODEL", "FOLDER/in", "FOLDER/out", "--mode", "move"], "out", moves=True)
-    return found
+    return rounds
 
 
 def _pictures(folder: Path, colour: int, count: int) -> None:
@@ -332,37 +332,37 @@ class _Command:
 
 
 def _drop_capabilities() -> None:
-    """Let permissions of files hold for root, too (Linux)."""
-    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    if ctypes.CDLL(None, use_errno=True).capset(header, nothing):
+    """Make permissions of files hold for root, too (Linux)."""
+    header, no_capabilities = struct.pack("Ii", 0x20080522, 0), bytes(24)
+    if ctypes.CDLL(None, use_errno=True).capset(header, no_capabilities):
         raise OSError(ctypes.get_errno(), "capset")
 
 
 def _content(folder: Path) -> Content:
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         try:
             if path.is_file():
-                found[str(path.relative_to(folder))] = path.read_bytes()
+                files[str(path.relative_to(folder))] = path.read_bytes()
         except FileNotFoundError:  # it was there a moment ago
             continue
-    return found
+    return files
 
 
 def _part(content: Content, result: str) -> Content:
-    """The files of a result, without hidden ones: a log has times."""
-    own = {path: data for path, data in content.items() if path == result or path.startswith(f"{result}/")}
-    return {path: data for path, data in own.items() if not path.rpartition("/")[2].startswith(".")}
+    """Select the files of a result, without hidden ones: a log has times."""
+    result_files = {path: data for path, data in content.items() if path == result or path.startswith(f"{result}/")}
+    return {path: data for path, data in result_files.items() if not path.rpartition("/")[2].startswith(".")}
 
 
-def _plain(path: str) -> str:
-    """A path without the number of a version, which no killed process uses again."""
+def _without_version(path: str) -> str:
+    """Return a path without the number of a version, which no killed process uses again."""
     return re.sub(r"\d+(?=\.protosteer$)", "N", path) if ".versions/" in path else path
 
 
-def _none_lost(before: Content, now: Content) -> bool:
+def _none_lost(before: Content, after: Content) -> bool:
     pictures = Counter(data for path, data in before.items() if path.endswith(".png"))
-    return not pictures - Counter(data for path, data in now.items() if path.endswith(".png"))
+    return not pictures - Counter(data for path, data in after.items() if path.endswith(".png"))
 
 
 def _put(folder: Path, content: Content) -> None:

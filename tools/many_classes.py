@@ -52,49 +52,49 @@ BATCH, REPEATS = 128, 3
 
 
 @dataclass(frozen=True)
-class Real:
-    base: Tensor  # [N, D]: unit vectors that classes are made of
-    queries: Tensor  # [Q, D]: others
+class Source:
+    base: Tensor  # [N, D]: unit vectors from which classes are made
+    queries: Tensor  # [Q, D]: other unit vectors
     root: Tensor  # [D, D]: its square is the covariance within classes
 
 
-def embedded(folder: Path, keep: Path, weights: Path | None) -> Real:
-    """keep: where embeddings are, or will be."""
-    if not keep.exists():
+def load_source(folder: Path, cache: Path, weights: Path | None) -> Source:
+    """Load embeddings of CIFAR-100 from the file `cache`, which is written if it does not exist."""
+    if not cache.exists():
         pixels, numbers, _ = read_cifar100(folder, "train")
         labels = torch.as_tensor(numbers)
         rows = torch.cat([(labels == c).nonzero()[:IMAGES, 0] for c in range(100)])
         backbone = Backbone.load("deit_tiny_patch16_224", weights=weights)
-        save_file({"embeddings": backbone.embed_pixels(torch.as_tensor(pixels)[rows])}, keep)
-    units = F.normalize(load_file(keep)["embeddings"], dim=1).view(100, IMAGES, -1)
-    apart = (units - units.mean(dim=1, keepdim=True)).flatten(0, 1)
-    covariance = apart.T @ apart / (len(apart) - 100)
+        save_file({"embeddings": backbone.embed_pixels(torch.as_tensor(pixels)[rows])}, cache)
+    units = F.normalize(load_file(cache)["embeddings"], dim=1).view(100, IMAGES, -1)
+    residuals = (units - units.mean(dim=1, keepdim=True)).flatten(0, 1)
+    covariance = residuals.T @ residuals / (len(residuals) - 100)
     ridge = 1e-3 * covariance.trace() / len(covariance) * torch.eye(len(covariance))
     root = torch.linalg.cholesky(covariance + ridge)
-    return Real(units[:, :USED].flatten(0, 1), units[:, USED:].flatten(0, 1), root)
+    return Source(units[:, :USED].flatten(0, 1), units[:, USED:].flatten(0, 1), root)
 
 
-def drawn(real: Real, classes: int, points: int) -> tuple[SummaryTable, Tensor]:
-    """Sketches of so many classes, and images of some of them [DRAWN, D]."""
+def draw_classes(source: Source, classes: int, points: int) -> tuple[SummaryTable, Tensor]:
+    """Draw summaries of random classes, and images of some of them [DRAWN, D]."""
     generator = torch.Generator().manual_seed(0)
 
     def noise(count: int) -> Tensor:
-        return torch.randn(count, len(real.root), generator=generator) @ real.root.T
+        return torch.randn(count, len(source.root), generator=generator) @ source.root.T
 
-    codes = torch.empty(classes * points, len(real.root), dtype=torch.int8)
+    codes = torch.empty(classes * points, len(source.root), dtype=torch.int8)
     steps = torch.empty(classes * points, dtype=torch.half)
-    shown, images = torch.randint(classes, (DRAWN,), generator=generator).sort().values, []
+    query_classes, images = torch.randint(classes, (DRAWN,), generator=generator).sort().values, []
     for block in torch.arange(classes).split(DRAWN_AT_ONCE):
-        one, two = torch.randint(len(real.base), (2, len(block)), generator=generator)
+        first_rows, second_rows = torch.randint(len(source.base), (2, len(block)), generator=generator)
         weight = 0.5 + 0.5 * torch.rand(len(block), 1, generator=generator)
-        centres = weight * real.base[one] + (1 - weight) * real.base[two] + 0.5 * noise(len(block))
-        about = quantize_int8(F.normalize(centres.repeat_interleave(points, 0) + noise(len(block) * points), dim=1))
-        rows, packed = slice(int(block[0]) * points, (int(block[-1]) + 1) * points), pack_prototypes(about)
+        centres = weight * source.base[first_rows] + (1 - weight) * source.base[second_rows] + 0.5 * noise(len(block))
+        vectors = quantize_int8(F.normalize(centres.repeat_interleave(points, 0) + noise(len(block) * points), dim=1))
+        rows, packed = slice(int(block[0]) * points, (int(block[-1]) + 1) * points), pack_prototypes(vectors)
         codes[rows], steps[rows] = packed["points"], packed["steps"]
-        images.append(centres[shown[torch.isin(shown, block)] - block[0]])
-    ones = torch.ones(classes * points, dtype=torch.int64)
-    deviations = torch.zeros(classes, len(real.root), dtype=torch.half)
-    bulk = SummaryTable(codes, ones, deviations, torch.full((classes,), points), steps)
+        images.append(centres[query_classes[torch.isin(query_classes, block)] - block[0]])
+    counts = torch.ones(classes * points, dtype=torch.int64)
+    deviations = torch.zeros(classes, len(source.root), dtype=torch.half)
+    bulk = SummaryTable(codes, counts, deviations, torch.full((classes,), points), steps)
     return bulk, F.normalize(torch.cat(images) + noise(DRAWN), dim=1)
 
 
@@ -104,79 +104,79 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def measure(real: Real, bulk: SummaryTable, images: Tensor) -> str:
-    """One row of the table."""
+def measure(source: Source, bulk: SummaryTable, images: Tensor) -> str:
+    """Measure search among these classes; return a row of the table."""
     classes = len(bulk.lengths)
-    held: list[CoarseScorer | CandidateSearch] = []
-    evidence = seconds(lambda: held.append(CoarseScorer(bulk)))
-    coarse = held[0]
-    assert isinstance(coarse, CoarseScorer)
-    vectors = coarse.whitened[0].units(coarse.statistics.means)
-    parted = seconds(lambda: held.append(CandidateSearch(vectors, CandidateOptions())))
-    short = held[1]
-    assert isinstance(short, CandidateSearch)
+    indexes: list[CoarseScorer | CandidateSearch] = []
+    fit_seconds = seconds(lambda: indexes.append(CoarseScorer(bulk)))
+    scorer = indexes[0]
+    assert isinstance(scorer, CoarseScorer)
+    vectors = scorer.whitened[0].units(scorer.statistics.means)
+    build_seconds = seconds(lambda: indexes.append(CandidateSearch(vectors, CandidateOptions())))
+    search = indexes[1]
+    assert isinstance(search, CandidateSearch)
 
     def everything(queries: Tensor) -> Tensor:
         parts = queries.split(max(1, MOST_SCORES // classes))
-        return torch.cat([coarse.scores(some)[0].argmax(dim=1) for some in parts])
+        return torch.cat([scorer.scores(part)[0].argmax(dim=1) for part in parts])
 
     def candidates(queries: Tensor) -> tuple[Tensor, Tensor]:
-        scored = short.find(coarse.whitened[0].units(F.normalize(queries.double(), dim=1)))
-        found, scores = scored.class_ids, scored.scores(coarse, queries)[0]
+        scored = search.find(scorer.whitened[0].units(F.normalize(queries.double(), dim=1)))
+        candidate_ids, scores = scored.class_ids, scored.scores(scorer, queries)[0]
         scored.posterior(scores)
-        assert found is not None
-        return found, found.gather(1, scored.without_sample(scores).argmax(dim=1, keepdim=True))[:, 0]
+        assert candidate_ids is not None
+        return candidate_ids, candidate_ids.gather(1, scored.without_sample(scores).argmax(dim=1, keepdim=True))[:, 0]
 
     cells = []
-    for queries in (real.queries, images):
-        best, (found, label) = everything(queries), candidates(queries)
-        here = (found == best[:, None]).any(dim=1)
-        assert torch.equal(label[here], best[here])  # exact wherever the best is a candidate
-        cells.append(f"{float(here.float().mean()):.4f}")
+    for queries in (source.queries, images):
+        exact_labels, (candidate_ids, candidate_labels) = everything(queries), candidates(queries)
+        is_hit = (candidate_ids == exact_labels[:, None]).any(dim=1)
+        assert torch.equal(candidate_labels[is_hit], exact_labels[is_hit])  # exact wherever the best is a candidate
+        cells.append(f"{float(is_hit.float().mean()):.4f}")
     backbone = vit_tiny()
     picture = torch.zeros(4, 3, 224, 224)
-    few = images[: max(1, MOST_SCORES // classes)][:BATCH]
-    many = torch.cat([real.queries, images])[:BATCH]
+    few_images = images[: max(1, MOST_SCORES // classes)][:BATCH]
+    many_images = torch.cat([source.queries, images])[:BATCH]
     times: dict[str, list[float]] = {"pass": [], "all": [], "some": []}
     for _ in range(REPEATS + 1):
         times["pass"].append(seconds(lambda: plain_passes(backbone.vit, picture, 4)) / 4)
-        times["all"].append(seconds(lambda: everything(few)) / len(few))
-        times["some"].append(seconds(lambda: candidates(many)) / len(many))
-    forward, every, some = (1000 * median(t[1:]) for t in times.values())
-    kind = type(short.search).__name__.lower()
+        times["all"].append(seconds(lambda: everything(few_images)) / len(few_images))
+        times["some"].append(seconds(lambda: candidates(many_images)) / len(many_images))
+    pass_ms, all_ms, candidates_ms = (1000 * median(t[1:]) for t in times.values())
+    kind = type(search.search).__name__.lower()
     return (
-        f"| {classes:,} | {kind} | {cells[0]} | {cells[1]} | {every:.2f} | {some:.2f} | {forward:.1f} "
-        f"| {100 * some / forward:.1f} % | {evidence:.1f} | {parted:.1f} |"
+        f"| {classes:,} | {kind} | {cells[0]} | {cells[1]} | {all_ms:.2f} | {candidates_ms:.2f} | {pass_ms:.1f} "
+        f"| {100 * candidates_ms / pass_ms:.1f} % | {fit_seconds:.1f} | {build_seconds:.1f} |"
     )
 
 
-def taught(bulk: SummaryTable, backbone: Backbone, values: int = 1) -> Model:
-    """A model of these classes, in at most a thousand tasks, as if it had been learned without prompts.
+def build_model(bulk: SummaryTable, backbone: Backbone, values: int = 1) -> Model:
+    """Build a model of these classes, in at most a thousand tasks, as if it had been learned without prompts.
 
-    values: how many of a class's points are its value centroids.
+    values: how many of a class's prototypes are its value prototypes.
     """
-    classes, each = len(bulk.lengths), int(bulk.lengths[0])
+    classes, per_class = len(bulk.lengths), int(bulk.lengths[0])
     columns = {f"plain.{name}": tensor for name, tensor in bulk.packed().items()}
-    own = (torch.arange(classes)[:, None] * each + torch.arange(values)).flatten()
-    means = torch.cat([bulk.decoded(some).half() for some in own.split(DRAWN_AT_ONCE)])
+    value_rows = (torch.arange(classes)[:, None] * per_class + torch.arange(values)).flatten()
+    means = torch.cat([bulk.decoded(rows).half() for rows in value_rows.split(DRAWN_AT_ONCE)])
     columns |= {"values.means": means, "values.deviations": torch.zeros_like(means)}
     columns |= {"values.counts": torch.ones(len(means), dtype=torch.int64)}
-    one = torch.arange(classes + 1)
-    starts = {"values": one * values, "plain": one * each}
+    offsets = torch.arange(classes + 1)
+    starts = {"values": offsets * values, "plain": offsets * per_class}
     table = ClassTable(tuple(f"class-{c}" for c in range(classes)), columns, starts)
     size = classes // min(classes // 10, 1000)
-    spans = ((first, min(first + size, classes)) for first in range(0, classes, size))
-    tasks = [TaskRecord(f"task-{first}", table[first:last], None) for first, last in spans]
+    spans = ((start, min(start + size, classes)) for start in range(0, classes, size))
+    tasks = [TaskRecord(f"task-{start}", table[start:end], None) for start, end in spans]
     return Model(Path("many"), backbone_header(backbone), Settings(), Memory(tasks))
 
 
-def opening(path: Path, backbone: Backbone) -> str:
-    """Seconds to open a file of very many classes, to be ready to predict, and to be so again after a change."""
+def measure_opening(path: Path, backbone: Backbone) -> str:
+    """Measure the seconds to open a file of very many classes, and to build its search, at first and after a change."""
     learners = list[Learner]()
-    loaded = seconds(lambda: learners.append(Learner.load(path, backbone)))
+    load_seconds = seconds(lambda: learners.append(Learner.load(path, backbone)))
     (learner,) = learners
 
-    def ready() -> object:
+    def build_search() -> object:
         assert isinstance(learner.reader, EvidenceReader)
         return learner.reader.classifier.candidate_search
 
@@ -185,10 +185,10 @@ def opening(path: Path, backbone: Backbone) -> str:
         learner.forget(record.name)
         learner.memory.add(TaskRecord("new", ClassTable.of([dataclasses.replace(record, name="new")]), None))
 
-    first, changed, again = (seconds(work) for work in (ready, change, ready))
+    ready_seconds, change_seconds, rebuild_seconds = (seconds(work) for work in (build_search, change, build_search))
     return (
-        f"{len(learner.classes):,} classes: {path.stat().st_size / 1e6:.0f} MB, opened in {loaded:.2f} s, ready to predict "
-        f"{first:.1f} s later; one class forgotten and one added in {changed:.2f} s, ready again {again:.1f} s later"
+        f"{len(learner.classes):,} classes: {path.stat().st_size / 1e6:.0f} MB, opened in {load_seconds:.2f} s, ready to predict "
+        f"{ready_seconds:.1f} s later; one class forgotten and one added in {change_seconds:.2f} s, ready again {rebuild_seconds:.1f} s later"
     )
 
 
@@ -204,25 +204,25 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, default=Path("embeddings.safetensors"))
     parser.add_argument("--weights", type=Path, help="of DeiT-Tiny, to make embeddings with")
     parser.add_argument("--file", type=Path, help="where a model file may be written, to measure how it opens")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    real = embedded(given.folder, given.keep, given.weights)
+    source = load_source(options.folder, options.keep, options.weights)
     print(
-        f"{CandidateOptions().candidates} candidates, of {len(real.queries)} real and {DRAWN} drawn images; milliseconds an image"
+        f"{CandidateOptions().candidates} candidates, of {len(source.queries)} real and {DRAWN} drawn images; milliseconds an image"
     )
     print(
         "| classes | search | found, real | found, drawn | all classes | candidates | ViT-Ti pass | share | evidence, s | lists, s |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for classes in map(int, given.classes.split(",")):
-        bulk, images = drawn(real, classes, given.points)
-        print(measure(real, bulk, images), peak(), flush=True)
-        if given.file:
+    for classes in map(int, options.classes.split(",")):
+        bulk, images = draw_classes(source, classes, options.points)
+        print(measure(source, bulk, images), peak(), flush=True)
+        if options.file:
             backbone = vit_tiny()
-            taught(bulk, backbone).write(given.file)
+            build_model(bulk, backbone).write(options.file)
             del bulk
             print(peak(), "when it was written", flush=True)
-            print(opening(given.file, backbone), peak(), flush=True)
+            print(measure_opening(options.file, backbone), peak(), flush=True)
 
 
 if __name__ == "__main__":

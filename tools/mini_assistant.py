@@ -87,17 +87,17 @@ class Batches:
         sweep, place = divmod(number, self.rows // self.recipe.batch_photos)
         if self.order[0] != sweep:
             gen = Generator().manual_seed(sweep)
-            first = sweep < self.recipe.views
-            self.order = sweep, torch.arange(self.rows) if first else torch.randperm(self.rows, generator=gen)
+            is_ordered = sweep < self.recipe.views
+            self.order = sweep, torch.arange(self.rows) if is_ordered else torch.randperm(self.rows, generator=gen)
         start = place * self.recipe.batch_photos
         return sweep % self.recipe.views, self.order[1][start : start + self.recipe.batch_photos]
 
     def targets(self, view: int, rows: Tensor) -> list[Tensor]:
         """Return the teacher's class and patch tokens of photographs; wait until they are computed."""
-        last = int(rows.max())
-        while (ready := self.ready[view]) <= last:
+        last_row = int(rows.max())
+        while (num_ready := self.ready[view]) <= last_row:
             self.ready[view] = self.outputs[view].count
-            if self.ready[view] == ready:
+            if self.ready[view] == num_ready:
                 time.sleep(POLL)
         return [torch.from_numpy(array[rows.numpy()]).float() for array in self.outputs[view].read()]
 
@@ -124,17 +124,17 @@ class FromTeacher:
         self.variances = classes.var(dim=0), patches.flatten(0, 1).var(dim=0)
 
     def parts(self, vit: ViT, number: int) -> dict[str, Tensor]:
-        pixels, classes, patches, drawn = self.batches.draw(number)
-        pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
+        pixels, classes, patches, glyphs = self.batches.draw(number)
+        pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.as_images(glyphs)])
         with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
             tokens = vit.norm(vit.trunk(pictures, vit.config.depth)).float()
-        photos, strokes = tokens.split([len(pixels), len(drawn)])
+        photos, strokes = tokens.split([len(pixels), len(glyphs)])
         class_loss = (photos[:, 0] - classes).square() / self.variances[0]
         patch_loss = (photos[:, 1:] - patches).square() / self.variances[1]
         return {
             "tokens": class_loss.mean(),
             "patches": self.batches.recipe.patches_weight * patch_loss.mean(),
-            "glyphs": self.glyphs.loss(strokes[:, 0], drawn),
+            "glyphs": self.glyphs.loss(strokes[:, 0], glyphs),
         }
 
 
@@ -146,17 +146,17 @@ def main() -> None:
     )
     args, recipe = parse(parser, AssistantRecipe, 48_000)
     teacher = load_teacher(args.teacher)
-    how, start = replace(teacher.preprocessing, image_size=SIZE), fold(teacher.vit)
+    preprocessing, start = replace(teacher.preprocessing, image_size=SIZE), fold(teacher.vit)
     if args.start:
         start = started_from(args.start, start.config)
-    training = Training(copy.deepcopy(start), how, recipe)
+    training = Training(copy.deepcopy(start), preprocessing, recipe)
     if args.export:
         training.restore(args.run / CHECKPOINT)
         for end, begin in zip(training.mean.parameters(), start.parameters(), strict=True):
             end.data.lerp_(begin, 0.5)
         export(training, args.export)
         return
-    glyphs = Glyphs(start, how, Generator().manual_seed(SEED))
+    glyphs = Glyphs(start, preprocessing, Generator().manual_seed(SEED))
     train(training, FromTeacher(Batches(args.photos, recipe), glyphs), args)
 
 

@@ -38,9 +38,9 @@ def held_out(labels: Tensor) -> Tensor:
 def cifar_photos(folder: Path) -> list[np.ndarray]:
     """Read CIFAR-100's training images without those held out, uint8 [3, 32, 32] each."""
     pixels, labels, _ = read_cifar100(folder, "train")
-    kept = torch.ones(len(pixels), dtype=torch.bool)
-    kept[held_out(labels).flatten()] = False
-    return list(pixels[kept].numpy())
+    is_kept = torch.ones(len(pixels), dtype=torch.bool)
+    is_kept[held_out(labels).flatten()] = False
+    return list(pixels[is_kept].numpy())
 
 
 def files_of(place: str, random: Random) -> list[str]:
@@ -86,14 +86,14 @@ def crops(rows: Tensor, view: int) -> Tensor:
     """
     if view == 0:
         return torch.tensor([1.0, 0.0, 0.0]).repeat(len(rows), 1)
-    drawn = torch.stack([torch.rand(3, generator=Generator().manual_seed(view * 10**9 + row)) for row in rows.tolist()])
-    return boxes(drawn)
+    gens = (Generator().manual_seed(view * 10**9 + row) for row in rows.tolist())
+    return boxes(torch.stack([torch.rand(3, generator=gen) for gen in gens]))
 
 
-def boxes(drawn: Tensor) -> Tensor:
+def boxes(numbers: Tensor) -> Tensor:
     """Squares inside of photographs, by three numbers each [N, 3] from 0 to 1; of at least SMALLEST_CROP of the area."""
-    side = (SMALLEST_CROP + (1 - SMALLEST_CROP) * drawn[:, :1]).sqrt()
-    return torch.cat([side, (2 * drawn[:, 1:] - 1) * (1 - side)], dim=1)
+    side = (SMALLEST_CROP + (1 - SMALLEST_CROP) * numbers[:, :1]).sqrt()
+    return torch.cat([side, (2 * numbers[:, 1:] - 1) * (1 - side)], dim=1)
 
 
 def cut(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
@@ -103,8 +103,8 @@ def cut(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
     theta[:, 0, 0] = theta[:, 1, 1] = side
     theta[:, :, 2] = centre
     grid = F.affine_grid(theta, [*pixels.shape[:2], size, size], align_corners=False)
-    found = F.grid_sample(pixels.float(), grid, "bicubic", "border", align_corners=False)
-    return found.round_().clamp_(0, 255).byte()
+    crops = F.grid_sample(pixels.float(), grid, "bicubic", "border", align_corners=False)
+    return crops.round_().clamp_(0, 255).byte()
 
 
 def main() -> None:

@@ -26,30 +26,30 @@ class Glyphs:
 
     def __init__(self, vit: ViT, preprocessing: Preprocessing, gen: Generator):
         self.preprocessing = preprocessing
-        drawn = random_glyphs(SAMPLE, gen)
-        self.reduce_edges = Reducer(edges(drawn), EDGES[0])
-        self.reduce_layout = Reducer(layout(drawn), LAYOUT[0])
+        glyphs = random_glyphs(SAMPLE, gen)
+        self.reduce_edges = Reducer(edges(glyphs), EDGES[0])
+        self.reduce_layout = Reducer(layout(glyphs), LAYOUT[0])
         self.turn = torch.eye(vit.config.dim)
-        some = drawn[: SAMPLE // 4]
+        sample = glyphs[: SAMPLE // 4]
         with torch.no_grad():
-            embeddings = torch.cat([vit(self.shown(part)) for part in some.split(50)])
-        u, _, vh = torch.linalg.svd(self.target(some).T @ (embeddings - embeddings.mean(dim=0)))
+            embeddings = torch.cat([vit(self.as_images(part)) for part in sample.split(50)])
+        u, _, vh = torch.linalg.svd(self.target(sample).T @ (embeddings - embeddings.mean(dim=0)))
         self.turn = u @ vh
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """uint8 -> what a ViT takes."""
         return self.preprocessing.normalise(pixels.float() / 255)
 
-    def shown(self, drawn: Tensor) -> Tensor:
+    def as_images(self, glyphs: Tensor) -> Tensor:
         """0..1, of any size -> normalised [N, 3, SIZE, SIZE], as the package would show a picture file."""
-        return self.normalised(resize((drawn * 255).round().byte(), (SIZE, SIZE), "bicubic"))
+        return self.normalised(resize((glyphs * 255).round().byte(), (SIZE, SIZE), "bicubic"))
 
-    def target(self, drawn: Tensor) -> Tensor:
+    def target(self, glyphs: Tensor) -> Tensor:
         """Unit vectors [N, D]."""
-        parts = self.reduce_edges(edges(drawn)), self.reduce_layout(layout(drawn))
+        parts = self.reduce_edges(edges(glyphs)), self.reduce_layout(layout(glyphs))
         scaled = [math.sqrt(share) * part for (_, share), part in zip((EDGES, LAYOUT), parts, strict=True)]
         return torch.cat(scaled, dim=1) @ self.turn
 
-    def loss(self, embeddings: Tensor, drawn: Tensor) -> Tensor:
+    def loss(self, embeddings: Tensor, glyphs: Tensor) -> Tensor:
         """Return one minus the mean cosine between embeddings [N, D] of glyphs and their targets."""
-        return 1 - F.cosine_similarity(embeddings, self.target(drawn), dim=1).mean()
+        return 1 - F.cosine_similarity(embeddings, self.target(glyphs), dim=1).mean()

@@ -60,7 +60,7 @@ class Drawing:
     def stream(self, name: str, seed: int) -> Stream:
         gen = Generator().manual_seed(seed)
         parts = zip(self.read(), (self.learned, self.tested), strict=True)
-        rows = [(pixels, drawn(labels, self.classes, count, gen)) for (pixels, labels), count in parts]
+        rows = [(pixels, draw_rows(labels, self.classes, count, gen)) for (pixels, labels), count in parts]
         tasks = []
         for i, numbers in enumerate(torch.arange(self.classes).chunk(self.tasks), 1):
             images: list[Any] = []
@@ -71,30 +71,30 @@ class Drawing:
         return Stream(name, tasks)
 
 
-def drawn(labels: Tensor, classes: int, count: int, gen: Generator) -> Tensor:
-    """Rows [classes, count], none twice."""
+def draw_rows(labels: Tensor, classes: int, count: int, gen: Generator) -> Tensor:
+    """Draw distinct rows [classes, count]."""
     owned = [(labels == c).nonzero().squeeze(1) for c in range(classes)]
     return torch.stack([rows[torch.randperm(len(rows), generator=gen)[:count]] for rows in owned])
 
 
 def drawings(args: argparse.Namespace) -> dict[str, Drawing]:
-    """Of the data that was named."""
-    found = {}
+    """Return the drawings of all data sets in the arguments."""
+    sets = {}
     if args.cifar:
-        found["cifar100"] = Drawing(lambda: cifar(args.cifar), 20, 10, 10, 100)
-        found["cifar100_first10"] = Drawing(lambda: cifar(args.cifar), 20, 100, 2, 10)
+        sets["cifar100"] = Drawing(lambda: cifar(args.cifar), 20, 10, 10, 100)
+        sets["cifar100_first10"] = Drawing(lambda: cifar(args.cifar), 20, 100, 2, 10)
     if args.mnist:
-        found["mnist"] = Drawing(lambda: (grey(args.mnist, "train"), grey(args.mnist, "t10k")), 100, 200, 5, 10)
+        sets["mnist"] = Drawing(lambda: (grey(args.mnist, "train"), grey(args.mnist, "t10k")), 100, 200, 5, 10)
     if args.notmnist:
-        found["notmnist"] = Drawing(lambda: halves(grey(args.notmnist, "t10k")), 100, 200, 5, 10)
+        sets["notmnist"] = Drawing(lambda: halves(grey(args.notmnist, "t10k")), 100, 200, 5, 10)
     for folder in args.folders:
         part = photographs(folder)
-        found[folder.name] = Drawing(partial(halves, part), 15, 15, 10, int(part[1].max()) + 1)
-    return found
+        sets[folder.name] = Drawing(partial(halves, part), 15, 15, 10, int(part[1].max()) + 1)
+    return sets
 
 
 def photographs(folder: Path) -> Part:
-    """Those of the classes that have at least 30; of each an even number, so that every second one is half of it."""
+    """Read photographs of classes with at least 30, an even number of each class, so that halves have equal sizes."""
     classes = [sorted(c.iterdir()) for c in sorted(folder.iterdir()) if c.is_dir()]
     files = [paths[: len(paths) // 2 * 2] for paths in classes if len(paths) >= 30]
     pixels = np.stack([read_photo(file) for paths in files for file in paths])
@@ -112,44 +112,44 @@ def grey(folder: Path, split: str) -> Part:
 
 
 def halves(part: Part) -> tuple[Part, Part]:
-    """For a set of which there is one file."""
+    """Split a data set without a test set into two halves."""
     pixels, labels = part
     return (pixels[::2], labels[::2]), (pixels[1::2], labels[1::2])
 
 
 def score(backbone: Backbone, stream: Stream, ways: Sequence[str]) -> dict[str, float]:
-    """Percent right, of each way; and what prompts do for images whose task is known."""
-    found: dict[str, float] = {}
+    """Return the accuracy of each way in percent, and what prompts do for images whose task is known."""
+    scores: dict[str, float] = {}
     for way in ways:
         kind, settings = WAYS[way]
         method = kind(backbone, settings)
-        found[way] = run_stream(method, stream, diagnosed=False).figures()["last_image_accuracy"]
+        scores[way] = run_stream(method, stream, diagnosed=False).figures()["last_image_accuracy"]
         if settings.prompts:
-            found |= true_task(method, stream)
-    return found
+            scores |= true_task(method, stream)
+    return scores
 
 
 def true_task(method: CPP, stream: Stream) -> dict[str, float]:
-    """Mean over tasks of the paper's diagnosis, whatever rule the method answers by."""
-    learner, number, told = method.learner, {c: k for k, c in enumerate(method.classes)}, []
+    """Average the paper's diagnosis over tasks, whatever the method's rule."""
+    learner, number, diagnoses = method.learner, {c: k for k, c in enumerate(method.classes)}, []
     reader = RULES["paper"].reader(learner.memory, learner.settings)
     for j, task in enumerate(stream):
-        plain = learner.backbone.embed_set(task.test)
-        own = learner.backbone.embed_set(task.test, learner.memory.tasks[j].prompt)
+        keys = learner.backbone.embed_set(task.test)
+        values = learner.backbone.embed_set(task.test, learner.memory.tasks[j].prompt)
 
-        def embed(rows: Tensor, numbers: Tensor | None, plain: Tensor = plain, own: Tensor = own) -> Tensor:
-            return plain[rows] if numbers is None else own[rows]
+        def embed(rows: Tensor, numbers: Tensor | None, keys: Tensor = keys, values: Tensor = values) -> Tensor:
+            return keys[rows] if numbers is None else values[rows]
 
         truth = torch.tensor([number[label] for label in task.test_labels])
         record = learner.memory.tasks[j]
         classes = torch.tensor([number[name] for name in record.class_names])
-        told.append(reader.diagnose(embed, truth, j, classes))
+        diagnoses.append(reader.diagnose(embed, truth, j, classes))
     kinds = ("true_task_with_prompt", "true_task_without_prompt")
-    return {kind: mean(figures[kind] for figures in told) for kind in kinds}
+    return {kind: mean(figures[kind] for figures in diagnoses) for kind in kinds}
 
 
 def speed(backbones: dict[str, Backbone], images: int, repeats: int) -> dict[str, float]:
-    """Images a second, each backbone's median; all run in turns."""
+    """Return images per second of each backbone, by the median; all run in turns."""
     gen = Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, 64, 64), generator=gen, dtype=torch.uint8)
     sides = {name: lambda b=backbone: b.embed_pixels(pixels) for name, backbone in backbones.items()}
@@ -185,7 +185,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measured(args: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     load = partial(Backbone.load, precision=args.precision)
     backbone = load(args.backbone, weights=args.weights)
     if args.speed:
@@ -193,27 +193,27 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         if args.teacher:
             backbones["deit_tiny"] = load("deit_tiny_patch16_224", weights=args.teacher)
         return {"images_per_second": {k: round(v, 1) for k, v in speed(backbones, 64, 5).items()}}
-    found: dict[str, Any] = {"backbone": backbone.describe()}
+    results: dict[str, Any] = {"backbone": backbone.describe()}
     for name, drawing in drawings(args).items():
         if args.sets and name not in args.sets:
             continue
         scored = [score(backbone, drawing.stream(name, seed), args.ways) for seed in args.seeds]
-        found[name] = summary(scored)
-        print(name, json.dumps(found[name]["mean"]), flush=True)
+        results[name] = summary(scored)
+        print(name, json.dumps(results[name]["mean"]), flush=True)
     if args.digits:
-        found["digits"] = summary([score(backbone, split_digits(), args.ways)])
-        print("digits", json.dumps(found["digits"]["mean"]), flush=True)
-    return found
+        results["digits"] = summary([score(backbone, split_digits(), args.ways)])
+        print("digits", json.dumps(results["digits"]["mean"]), flush=True)
+    return results
 
 
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
-    found = measured(args)
+    results = measure(args)
     if args.out:
-        write_atomically(args.out, json.dumps(found, indent=2).encode() + b"\n")
+        write_atomically(args.out, json.dumps(results, indent=2).encode() + b"\n")
     else:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

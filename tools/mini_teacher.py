@@ -87,15 +87,15 @@ def compute_outputs(teacher: Backbone, folder: Path, view: int, rows: int | None
     outputs = TeacherOutputs(folder, view)
     arrays = outputs.write(len(photos), teacher.dim)
     began, start, end = time.monotonic(), outputs.count, rows or len(photos)
-    for number, low in enumerate(range(start, end, BATCH), 1):
-        high = min(low + BATCH, end)
-        pixels = cut(torch.from_numpy(np.array(photos[low:high])), crops(torch.arange(low, high), view), STORED)
-        for array, seen in zip(arrays, embed(teacher, pixels), strict=True):
-            array[low:high] = seen.numpy()
-        if number % FLUSH == 0 or high == end:
-            outputs.keep(high, *arrays)
-            pace = (high - start) / (time.monotonic() - began)
-            print(f"view {view}: {high} of {end} photographs, {pace:.1f} a second", flush=True)
+    for number, first in enumerate(range(start, end, BATCH), 1):
+        last = min(first + BATCH, end)
+        pixels = cut(torch.from_numpy(np.array(photos[first:last])), crops(torch.arange(first, last), view), STORED)
+        for array, tokens in zip(arrays, embed(teacher, pixels), strict=True):
+            array[first:last] = tokens.numpy()
+        if number % FLUSH == 0 or last == end:
+            outputs.keep(last, *arrays)
+            pace = (last - start) / (time.monotonic() - began)
+            print(f"view {view}: {last} of {end} photographs, {pace:.1f} a second", flush=True)
 
 
 def main() -> None:

@@ -58,10 +58,10 @@ class Loss(Protocol):
         """Return the parts of the loss of batch `number`, to be added."""
 
 
-def learning_rate(seen: int, images: int, recipe: Recipe) -> float:
+def learning_rate(num_seen: int, images: int, recipe: Recipe) -> float:
     """Warm-up, plateau, and a linear fall to zero."""
     warm_up = min(WARM_UP, images / 20)
-    return recipe.rate * min(1.0, (seen + 1) / warm_up, max(0.0, images - seen) / (recipe.cool_down * images))
+    return recipe.rate * min(1.0, (num_seen + 1) / warm_up, max(0.0, images - num_seen) / (recipe.cool_down * images))
 
 
 class Training:
@@ -71,14 +71,14 @@ class Training:
         self.vit, self.preprocessing, self.recipe, self.step = vit, preprocessing, recipe, 0
         self.mean = copy.deepcopy(vit).requires_grad_(False)  # running, of the weights
         matrices = [p for p in vit.parameters() if p.ndim in (2, 4)]
-        others = [p for p in vit.parameters() if p.ndim not in (2, 4)]
-        groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
+        vectors = [p for p in vit.parameters() if p.ndim not in (2, 4)]
+        groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
         self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
         self.group = process_group()
         self.processes = self.group.size  # of the checkpoint that was restored
 
     @property
-    def seen(self) -> int:
+    def num_seen(self) -> int:
         return self.step * self.group.size * (self.recipe.batch_photos + self.recipe.batch_glyphs)
 
     def learn(self, loss: Loss, images: int) -> dict[str, float]:
@@ -90,7 +90,7 @@ class Training:
         self._average_gradients()
         nn.utils.clip_grad_norm_(self.vit.parameters(), CLIP)
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.seen, images, self.recipe)
+            group["lr"] = learning_rate(self.num_seen, images, self.recipe)
         self.optimiser.step()
         self.step += 1
         self._remember()
@@ -107,8 +107,8 @@ class Training:
     @torch.no_grad()
     def _remember(self) -> None:
         keep = min(self.recipe.memory, self.step / (self.step + 9))  # quick to forget the beginning
-        for mean, now in zip(self.mean.parameters(), self.vit.parameters(), strict=True):
-            mean.lerp_(now, 1 - keep)
+        for mean, weights in zip(self.mean.parameters(), self.vit.parameters(), strict=True):
+            mean.lerp_(weights, 1 - keep)
 
     def save(self, file: Path) -> None:
         state = {
@@ -142,29 +142,29 @@ def run_training(training: Training, loss: Loss, args: argparse.Namespace) -> No
     validation = Validation(args.cifar, args.mnist, args.folders)
     began = time.monotonic()
     sums: dict[str, float] = {}
-    first, saved = training.step, training.seen
-    while training.seen < args.images:
+    first_step, saved_images = training.step, training.num_seen
+    while training.num_seen < args.images:
         for name, part in training.learn(loss, args.images).items():
             sums[name] = sums.get(name, 0.0) + part
-        if training.seen < args.images and training.seen - saved < args.every:
+        if training.num_seen < args.images and training.num_seen - saved_images < args.every:
             continue
         scores = validation.scores(training.backbone())  # every process embeds a part of the images
         if training.group.is_rank0:
             training.save(args.run / CHECKPOINT)
-            line: dict[str, Any] = {"images": training.seen, "seconds": round(time.monotonic() - began)}
-            line |= {name: round(value / (training.step - first), 4) for name, value in sums.items()} | scores
+            line: dict[str, Any] = {"images": training.num_seen, "seconds": round(time.monotonic() - began)}
+            line |= {name: round(value / (training.step - first_step), 4) for name, value in sums.items()} | scores
             with (args.run / "log.jsonl").open("a") as log:
                 print(json.dumps(line), file=log)
             print(json.dumps(line), flush=True)
-        sums, first, saved = {}, training.step, training.seen
+        sums, first_step, saved_images = {}, training.step, training.num_seen
 
 
 def export(training: Training, file: Path) -> None:
     """The running mean of the weights, as float16."""
-    how, config = training.preprocessing, training.vit.config
-    about = {"name": "mini", "heads": config.heads, "licence": "Apache-2.0", **how.to_dict()}
+    preprocessing, config = training.preprocessing, training.vit.config
+    metadata = {"name": "mini", "heads": config.heads, "licence": "Apache-2.0", **preprocessing.to_dict()}
     state = {name: value.half().contiguous() for name, value in training.mean.state_dict().items()}
-    write_atomically(file, save(state, metadata={"protosteer": json.dumps(about)}))
+    write_atomically(file, save(state, metadata={"protosteer": json.dumps(metadata)}))
 
 
 def parse(parser: argparse.ArgumentParser, kind: type[Some], images: int) -> tuple[argparse.Namespace, Some]:

@@ -32,22 +32,22 @@ class Validation:
 
     def __init__(self, cifar: Path, mnist: Path, folders: Sequence[Path]):
         pixels, labels, _ = read_cifar100(cifar, "train")
-        first, names = split_per_class(*read_mnist(mnist, "train"), LEARNED + DIGITS)[0]
+        digit_images, names = split_per_class(*read_mnist(mnist, "train"), LEARNED + DIGITS)[0]
         digits = torch.tensor([int(name) for name in names])
         self.sets = {
             "cifar": pixels[held_out(labels)[:, : LEARNED + JUDGED]],
-            "mnist": torch.stack([first[digits == digit] for digit in range(10)]),
+            "mnist": torch.stack([digit_images[digits == digit] for digit in range(10)]),
         }
         self.sets |= {folder.name: read_classes(folder) for folder in folders}
 
     def scores(self, backbone: Backbone) -> dict[str, float]:
-        found = {}
+        accuracies = {}
         for name, images in self.sets.items():
             embeddings = backbone.embed_pixels(images.flatten(0, 1).contiguous(), batch_size=32)
             points = embeddings.unflatten(0, images.shape[:2])
-            found[name] = by_class_means(points)
-            found[f"{name}_white"] = by_class_means(whitened(points))
-        return {name: round(score, 1) for name, score in found.items()}
+            accuracies[name] = by_class_means(points)
+            accuracies[f"{name}_white"] = by_class_means(whitened(points))
+        return {name: round(score, 1) for name, score in accuracies.items()}
 
 
 def read_classes(folder: Path) -> Tensor:
@@ -66,12 +66,12 @@ def by_class_means(points: Tensor) -> float:
 
 def whitened(points: Tensor) -> Tensor:
     """Centred, and turned so that learned points scatter alike in all directions around the means of their classes."""
-    learned = points[:, :LEARNED]
-    around = (learned - learned.mean(dim=1, keepdim=True)).flatten(0, 1)
+    learned_points = points[:, :LEARNED]
+    around = (learned_points - learned_points.mean(dim=1, keepdim=True)).flatten(0, 1)
     scatter = around.T @ around / len(around)
     round_one = torch.eye(len(scatter)) * scatter.diagonal().mean()
     precision = torch.linalg.inv((1 - SHRINKAGE) * scatter + SHRINKAGE * round_one)
-    return (points - learned.mean(dim=(0, 1))) @ torch.linalg.cholesky(precision)
+    return (points - learned_points.mean(dim=(0, 1))) @ torch.linalg.cholesky(precision)
 
 
 def main() -> None:

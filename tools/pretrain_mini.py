@@ -119,17 +119,17 @@ def layer_by_layer(vit: ViT, pictures: Tensor, help_from: Sequence[Tensor] = ())
 def attention_loss(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
     """Return the mean divergence of the attention from the target, over layers, images, heads and tokens."""
     losses = []
-    for own, other in zip(logits, targets, strict=True):
-        target = other.float().log_softmax(dim=-1)
-        losses.append((target.exp() * (target - own.float().log_softmax(dim=-1))).sum(dim=-1).mean())
+    for student, teacher in zip(logits, targets, strict=True):
+        target = teacher.float().log_softmax(dim=-1)
+        losses.append((target.exp() * (target - student.float().log_softmax(dim=-1))).sum(dim=-1).mean())
     return torch.stack(losses).mean()
 
 
 def moments(tokens: Tensor, centred: bool = True) -> Moments:
     """Over images and, of patch tokens, places; of updates the means count too."""
     classes, patches = tokens[:, :1], tokens[:, 1:]
-    found = [x.var(dim=(0, 1)) if centred else x.square().mean(dim=(0, 1)) for x in (classes, patches)]
-    return torch.maximum(found[0], LEAST * found[1]), found[1]
+    variances = [x.var(dim=(0, 1)) if centred else x.square().mean(dim=(0, 1)) for x in (classes, patches)]
+    return torch.maximum(variances[0], LEAST * variances[1]), variances[1]
 
 
 def token_losses(tokens: Tensor, targets: Tensor, variances: Moments) -> Tensor:
@@ -153,8 +153,8 @@ class FromAssistant:
 
     def parts(self, vit: ViT, number: int) -> dict[str, Tensor]:
         recipe = self.recipe
-        pixels, drawn = self.batches.draw(number)
-        pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
+        pixels, glyphs = self.batches.draw(number)
+        pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.as_images(glyphs)])
         with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
             with torch.no_grad():
                 targets, target_logits = layer_by_layer(self.vit, pictures)
@@ -167,7 +167,7 @@ class FromAssistant:
             "attention": recipe.attention_weight * attention_loss(logits, target_logits),
             "tokens": recipe.tokens_weight * tokens,
             "patches": recipe.patches_weight * patches,
-            "glyphs": recipe.glyphs_weight * self.glyphs.loss(end[len(pixels) :, 0], drawn),
+            "glyphs": recipe.glyphs_weight * self.glyphs.loss(end[len(pixels) :, 0], glyphs),
         }
 
 

@@ -73,13 +73,13 @@ def read_mnist(folder: Path, split: str) -> Labelled:
 
 def split_per_class(pixels: Tensor, labels: list[str], count: int) -> tuple[Labelled, Labelled]:
     """The first `count` images of each class, in file order, and all others."""
-    seen: Counter[str] = Counter()
-    first = []
+    counts: Counter[str] = Counter()
+    is_head = []
     for label in labels:
-        seen[label] += 1
-        first.append(seen[label] <= count)
-    rest = [not early for early in first]
-    parts = [(pixels[torch.tensor(rows)], list(compress(labels, rows))) for rows in (first, rest)]
+        counts[label] += 1
+        is_head.append(counts[label] <= count)
+    is_tail = [not is_in_head for is_in_head in is_head]
+    parts = [(pixels[torch.tensor(rows)], list(compress(labels, rows))) for rows in (is_head, is_tail)]
     return parts[0], parts[1]
 
 
@@ -88,8 +88,8 @@ def cifar_split(folder: Path, classes: int) -> Split:
     parts = []
     for split, count in (("train", 20), ("test", 10)):
         pixels, numbers, _ = read_cifar100(folder, split)
-        wanted = numbers < classes
-        parts.append(split_per_class(pixels[wanted], [str(n) for n in numbers[wanted].tolist()], count)[0])
+        is_wanted = numbers < classes
+        parts.append(split_per_class(pixels[is_wanted], [str(n) for n in numbers[is_wanted].tolist()], count)[0])
     return *parts[0], *parts[1]
 
 
@@ -100,8 +100,8 @@ def mnist_split(folder: Path) -> Split:
 
 def notmnist_split(folder: Path) -> Split:
     """Letters A to J of the test file: the first 100 per class make the prototypes, the rest is classified."""
-    first, rest = split_per_class(*read_mnist(folder, "t10k"), 100)
-    return *first, *rest
+    train, test = split_per_class(*read_mnist(folder, "t10k"), 100)
+    return *train, *test
 
 
 def digits_split() -> Split:
@@ -121,8 +121,8 @@ def nearest_class_mean(embed: Callable[[Tensor], Tensor], split: Split) -> float
     embeddings = embed(train)
     owner = torch.tensor([names.index(label) for label in labels])
     means = torch.stack([embeddings[owner == i].mean(dim=0) for i in range(len(names))])
-    best = (F.normalize(embed(test), dim=1) @ F.normalize(means, dim=1).T).argmax(dim=1).tolist()
-    return 100 * sum(names[b] == t for b, t in zip(best, truth, strict=True)) / len(truth)
+    nearest = (F.normalize(embed(test), dim=1) @ F.normalize(means, dim=1).T).argmax(dim=1).tolist()
+    return 100 * sum(names[b] == t for b, t in zip(nearest, truth, strict=True)) / len(truth)
 
 
 def evaluate(file: Path, args: argparse.Namespace) -> dict[str, float]:
@@ -185,9 +185,9 @@ def teacher_embeddings(weights: Path, pixels: Tensor) -> Tensor:
     teacher = Backbone.load("deit_tiny_patch16_224", weights=weights, image_size=TEACHER_SIZE, crop=1.0)
     began = time.time()
 
-    def tell(done: int) -> None:
-        if done % 2000 == 0:
-            print(f"teacher: {done} of {len(pixels)} images, {time.time() - began:.0f} s", flush=True)
+    def tell(num_done: int) -> None:
+        if num_done % 2000 == 0:
+            print(f"teacher: {num_done} of {len(pixels)} images, {time.time() - began:.0f} s", flush=True)
 
     return teacher.embed_set(ArrayImages(pixels), batch_size=50, on_batch=tell)
 
@@ -249,23 +249,23 @@ class Lessons:
         pictures = torch.cat([self.images[:2000].float() / 255, random_glyphs(2000, gen)])
         self.reduce_edges = Reducer(edges(pictures), PARTS["edges"][0])
         self.reduce_layout = Reducer(layout(pictures), PARTS["layout"][0])
-        self.told = torch.zeros(len(self.images), PARTS["teacher"][0])
+        self.embeddings = torch.zeros(len(self.images), PARTS["teacher"][0])
         if self.photos:
-            seen = teacher_embeddings(args.teacher, self.images)
-            self.told = Reducer(seen, PARTS["teacher"][0])(seen)
+            embeddings = teacher_embeddings(args.teacher, self.images)
+            self.embeddings = Reducer(embeddings, PARTS["teacher"][0])(embeddings)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         rows = torch.randint(0, len(self.images), (self.photos,), generator=self.gen)
         photos, glyphs = vary(self.images[rows], self.gen), random_glyphs(self.glyphs, self.gen)
-        nothing = torch.zeros(self.glyphs, PARTS["teacher"][0])
-        targets = [self._target(photos, self.told[rows], 1), self._target(glyphs, nothing, 2)]
+        no_embeddings = torch.zeros(self.glyphs, PARTS["teacher"][0])
+        targets = [self._target(photos, self.embeddings[rows], 1), self._target(glyphs, no_embeddings, 2)]
         return torch.cat([photos, glyphs]), torch.cat(targets)
 
-    def _target(self, pictures: Tensor, told: Tensor, column: int) -> Tensor:
+    def _target(self, pictures: Tensor, embeddings: Tensor, column: int) -> Tensor:
         """The three descriptions side by side, each with the length that PARTS gives it."""
         if not len(pictures):
             return torch.zeros(0, NANO.dim)
-        parts = self.reduce_edges(edges(pictures)), self.reduce_layout(layout(pictures)), told
+        parts = self.reduce_edges(edges(pictures)), self.reduce_layout(layout(pictures)), embeddings
         weights = [math.sqrt(part[column]) for part in PARTS.values()]
         if self.only_teacher:
             weights = [0.0, 0.0, 1.0]
@@ -275,9 +275,9 @@ class Lessons:
 def train(args: argparse.Namespace) -> None:
     torch.manual_seed(SEED)
     vit, lessons = new_student(), Lessons(args, Generator().manual_seed(SEED + 1))
-    decayed = [p for p in vit.parameters() if p.ndim in (2, 4)]
-    others = [p for p in vit.parameters() if p.ndim not in (2, 4)]
-    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+    matrices = [p for p in vit.parameters() if p.ndim in (2, 4)]
+    vectors = [p for p in vit.parameters() if p.ndim not in (2, 4)]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98))
     began = time.time()
     for step in range(args.steps):

@@ -63,17 +63,17 @@ def random_patterns(n: int, gen: Generator) -> Patterns:
 def random_strokes(n: int, gen: Generator) -> Tensor:
     """[n, STROKES, POINTS, 2]: Bézier curves, polylines, straight lines and elliptic arcs."""
     corners = uniform(gen, -1, 1, n, STROKES, 4, 2)
-    joined = chance(gen, 0.5, n, STROKES)
+    is_joined = chance(gen, 0.5, n, STROKES)
     for s in range(1, STROKES):  # half of the strokes start where the one before ended
-        corners[:, s, 0] = torch.where(joined[:, s, None], corners[:, s - 1, 3], corners[:, s, 0])
+        corners[:, s, 0] = torch.where(is_joined[:, s, None], corners[:, s - 1, 3], corners[:, s, 0])
     t = torch.linspace(0, 1, POINTS)
     bezier = torch.stack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3], dim=1)
     polyline = (1 - (3 * t[:, None] - torch.arange(4)).abs()).clamp(min=0)
     line = torch.stack([1 - t, 0 * t, 0 * t, t], dim=1)
     curves = torch.stack([bezier, polyline, line])[torch.randint(0, 3, (n, STROKES), generator=gen)]
-    drawn = curves @ corners
+    bezier_strokes = curves @ corners
     arcs = random_arcs(n, t, gen)
-    return torch.where(chance(gen, 0.35, n, STROKES)[:, :, None, None], arcs, drawn)
+    return torch.where(chance(gen, 0.35, n, STROKES)[:, :, None, None], arcs, bezier_strokes)
 
 
 def random_arcs(n: int, t: Tensor, gen: Generator) -> Tensor:
@@ -87,10 +87,10 @@ def random_arcs(n: int, t: Tensor, gen: Generator) -> Tensor:
 def fill_box(points: Tensor, active: Tensor) -> Tensor:
     """Centre the strokes in use and let the longer side of their box fill three quarters of the picture."""
     unused = ~active[:, :, None, None]
-    low = points.masked_fill(unused, math.inf).amin(dim=(1, 2), keepdim=True)
-    high = points.masked_fill(unused, -math.inf).amax(dim=(1, 2), keepdim=True)
-    extent = (high - low).amax(dim=-1, keepdim=True).clamp(min=0.2)
-    return (points - (low + high) / 2) * (1.5 / extent)
+    lower = points.masked_fill(unused, math.inf).amin(dim=(1, 2), keepdim=True)
+    upper = points.masked_fill(unused, -math.inf).amax(dim=(1, 2), keepdim=True)
+    extent = (upper - lower).amax(dim=-1, keepdim=True).clamp(min=0.2)
+    return (points - (lower + upper) / 2) * (1.5 / extent)
 
 
 def render(patterns: Patterns, gen: Generator) -> Tensor:
@@ -133,10 +133,10 @@ def draw_strokes(points: Tensor, active: Tensor, width: Tensor) -> Tensor:
     start, along = points[:, :, :-1].flatten(1, 2), (points[:, :, 1:] - points[:, :, :-1]).flatten(1, 2)
     grid = pixel_grid()
     squared = along.square().sum(-1, keepdim=True).clamp(min=1e-6)  # [n, segments, 1]
-    raw = (along @ grid.T - (along * start).sum(-1, keepdim=True)) / squared  # where the perpendicular falls
-    nearest = raw.clamp(0, 1)
+    projection = (along @ grid.T - (along * start).sum(-1, keepdim=True)) / squared  # where the perpendicular falls
+    nearest = projection.clamp(0, 1)
     to_start = grid.square().sum(-1) - 2 * start @ grid.T + start.square().sum(-1, keepdim=True)
-    distance = to_start + squared * nearest * (nearest - 2 * raw)
+    distance = to_start + squared * nearest * (nearest - 2 * projection)
     unused = ~active.repeat_interleave(POINTS - 1, dim=1)
     distance = distance.masked_fill_(unused[:, :, None], 9.0).amin(dim=1).clamp(min=0).sqrt()
     return ((width - distance) * (SIZE / 2) + 0.5).clamp(0, 1)
@@ -165,8 +165,8 @@ def degrade(ink: Tensor, gen: Generator) -> Tensor:
     n = len(ink)
     order = torch.randperm(n, generator=gen)
     for rows, side in ((order[: n // 3], 8), (order[n // 3 : n // 2], 16)):
-        small = F.avg_pool2d(ink[rows], SIZE // side)
-        ink[rows] = F.interpolate(small, size=SIZE, mode="bicubic").clamp(0, 1)
+        scanned = F.avg_pool2d(ink[rows], SIZE // side)
+        ink[rows] = F.interpolate(scanned, size=SIZE, mode="bicubic").clamp(0, 1)
     gamma = torch.exp(torch.randn(n, 1, 1, 1, generator=gen) * 0.3)
     noise = torch.randn(ink.shape, generator=gen) * uniform(gen, 0, 0.06, n, 1, 1, 1)
     return (ink.clamp(min=1e-6) ** gamma + noise).clamp(0, 1)

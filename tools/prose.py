@@ -45,11 +45,11 @@ ALLOWED = {"docs/help/compatibility.md", "CHANGELOG.md"}  # name what things wer
 
 def main() -> int:
     """Print every finding; return 1 if there is one."""
-    found = [*pages(), *sources()]
-    for line in found:
+    lines = [*pages(), *sources()]
+    for line in lines:
         print(line)
-    print(f"{len(found)} private words" if found else "no private words", file=sys.stderr)
-    return bool(found)
+    print(f"{len(lines)} private words" if lines else "no private words", file=sys.stderr)
+    return bool(lines)
 
 
 def pages() -> Iterator[str]:

@@ -39,7 +39,7 @@ LEARNED = 1000  # images from which the model may learn; the others are new to i
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Nothing but the page may use the network.
 QUIET = ("quic", "background-networking", "component-update", "sync")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", *(f"--disable-{what}" for what in QUIET)]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", *(f"--disable-{feature}" for feature in QUIET)]
 SIZE: ViewportSize = {"width": 1240, "height": 1240}
 
 
@@ -52,10 +52,10 @@ def draw_digits(folder: Path, name: str, count: int, new: bool = False) -> list[
     """Pictures of one digit as PNG files, 8 x 8 pixels each; `new` ones are never learned."""
     digits = load_digits()
     rows = np.flatnonzero(digits.target == NAMES.index(name))
-    chosen = rows[rows >= LEARNED][:count] if new else rows[rows < LEARNED][:count]
+    selection = rows[rows >= LEARNED][:count] if new else rows[rows < LEARNED][:count]
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}-{row}.png" for row in chosen]
-    for row, path in zip(chosen, paths, strict=True):
+    paths = [folder / f"{name}-{row}.png" for row in selection]
+    for row, path in zip(selection, paths, strict=True):
         Image.fromarray((digits.images[row] * 255 / 16).astype(np.uint8)).save(path)
     return paths
 
@@ -149,8 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         learner = learn_details(folder)
-        shown = ("heart", "roof", "leaf", "tree")
-        pictures = [path for name in shown for path in cut_details(folder / "new", name, 1, 100)]
+        names = ("heart", "roof", "leaf", "tree")
+        pictures = [path for name in names for path in cut_details(folder / "new", name, 1, 100)]
         app = create_app(learner, folder / "garden.protosteer", allow_teach=True, token="token")
         with serving(app) as address, browsing(executable) as browser:
             photograph(browser, address, pictures, out)

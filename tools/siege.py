@@ -43,7 +43,7 @@ class Siege:
         self.host, _, port = address.rpartition(":")
         self.port = int(port)
         self.bodies = bodies
-        self.expected = [self._predicted(body) for body in bodies]
+        self.expected = [self._predict(body) for body in bodies]
         self.until = time.monotonic() + seconds
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -54,13 +54,13 @@ class Siege:
         """One request, which must be answered as before the siege; a full queue may ask for patience."""
         number = self.counts["ordinary"] % len(self.bodies)
         began = time.monotonic()
-        labels = self._predicted(self.bodies[number])
+        labels = self._predict(self.bodies[number])
         with self._lock:
             self.waits.append(time.monotonic() - began)
         self._note("ordinary", labels == self.expected[number], f"labels {labels}")
 
     def odd(self) -> None:
-        """Requests that are refused in one line."""
+        """Requests that are rejected with one line."""
         for method, path, headers, body, status in (
             ("POST", "/predict", _FORM, b"--x", 422),
             ("POST", "/predict", {"Content-Type": "application/json"}, b'{"images": NaN}', 422),
@@ -70,9 +70,9 @@ class Siege:
             ("GET", "/" + "a" * 9000, {}, b"", 414),
             ("BREW", "/predict", {}, b"", 400),
         ):
-            got, told = self._asked(method, path, headers, body)
-            right = got == status and list(json.loads(told)) == ["detail"]
-            self._note("odd", right, f"{method} {path[:20]}: {got}")
+            answer_status, answer_body = self._request(method, path, headers, body)
+            is_right = answer_status == status and list(json.loads(answer_body)) == ["detail"]
+            self._note("odd", is_right, f"{method} {path[:20]}: {answer_status}")
 
     def giant_header(self) -> None:
         self._pour(b"GET /healthz HTTP/1.1\r\nX: ", b"a" * 65536, 8 * 2**20)
@@ -82,8 +82,8 @@ class Siege:
         self._pour(head + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"a" * 65536, 8 * 2**20)
 
     def half_request(self) -> None:
-        """Eight connections that say half a request, or nothing, and stay for a while."""
-        opened = [self._connected() for _ in range(8)]
+        """Eight connections that send half a request, or nothing, and stay for a while."""
+        opened = [self._connect() for _ in range(8)]
         for client in opened[1:]:
             client.sendall(b"GET /healthz HTTP/1.1\r\nHost: loc")
         time.sleep(2)
@@ -93,7 +93,7 @@ class Siege:
 
     def gone(self) -> None:
         """A client that does not wait for its answer."""
-        with self._connected() as client:
+        with self._connect() as client:
             body = self.bodies[0]
             head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             client.sendall(f"{head}Content-Type: {_FORM['Content-Type']}\r\n\r\n".encode() + body)
@@ -105,18 +105,18 @@ class Siege:
             try:
                 work()
             except (OSError, ValueError) as error:
-                # To hang up on the hostile is right; whoever asks properly must hear why.
+                # Connections of hostile requests may be closed; a valid request must get an answer.
                 self._note(work.__name__, work not in (self.ordinary, self.odd), repr(error))
 
-    def _predicted(self, body: bytes) -> list[str]:
+    def _predict(self, body: bytes) -> list[str]:
         for _ in count():
-            status, answer = self._asked("POST", "/predict", _FORM, body)
+            status, answer = self._request("POST", "/predict", _FORM, body)
             if status != 503:
                 return [row["label"] for row in json.loads(answer)["predictions"]]
             time.sleep(0.2)
         raise AssertionError
 
-    def _asked(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         connection = HTTPConnection(self.host, self.port, timeout=60)
         try:
             connection.request(method, path, body, headers)
@@ -125,21 +125,21 @@ class Siege:
         finally:
             connection.close()
 
-    def _connected(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=60)
 
-    def _pour(self, start: bytes, piece: bytes, most: int) -> None:
-        with self._connected() as client:
+    def _pour(self, start: bytes, piece: bytes, size: int) -> None:
+        with self._connect() as client:
             client.sendall(start)
-            for _ in range(most // len(piece)):
+            for _ in range(size // len(piece)):
                 client.sendall(piece)
             self._note("poured", client.recv(12).startswith(b"HTTP/1.1 4"), "a stream without end was taken")
 
-    def _note(self, what: str, right: bool, told: str) -> None:
+    def _note(self, kind: str, is_right: bool, detail: str) -> None:
         with self._lock:
-            self.counts[what] += 1
-            if not right:
-                self.wrong.append(f"{what}: {told}")
+            self.counts[kind] += 1
+            if not is_right:
+                self.wrong.append(f"{kind}: {detail}")
 
 
 def steady(siege: Siege, process: str, requests: int) -> None:
@@ -178,11 +178,11 @@ def steady(siege: Siege, process: str, requests: int) -> None:
         )
 
 
-def megabytes(process: str, which: str = "VmHWM") -> float:
-    """Memory that a process has had at most (VmHWM), or has now (VmRSS)."""
+def megabytes(process: str, key: str = "VmHWM") -> float:
+    """Return a process's peak memory (VmHWM) or current memory (VmRSS), in megabytes."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    found = re.search(rf"{which}:\s+(\d+) kB", status)
-    return int(found[1]) / 1000 if found else float("nan")
+    match = re.search(rf"{key}:\s+(\d+) kB", status)
+    return int(match[1]) / 1000 if match else float("nan")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -190,15 +190,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--requests", type=int, default=0, help="ask so many, one after the other, instead")
     parser.add_argument("--clients", type=int, default=4, help="of each kind")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, serving("nano") as address:
         (process,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
         bodies = forms(image_files("nano", Path(folder))[:64], 4)
-        siege = Siege(address, bodies, given.seconds)
-        if given.requests:
-            steady(siege, process, given.requests)
+        siege = Siege(address, bodies, options.seconds)
+        if options.requests:
+            steady(siege, process, options.requests)
             return
-        before = megabytes(process)
+        megabytes_before = megabytes(process)
         kinds = (
             siege.ordinary,
             siege.odd,
@@ -207,17 +207,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             siege.half_request,
             siege.gone,
         )
-        threads = [threading.Thread(target=siege.repeat, args=(kind,)) for kind in kinds for _ in range(given.clients)]
+        works = [kind for kind in kinds for _ in range(options.clients)]
+        threads = [threading.Thread(target=siege.repeat, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        after = megabytes(process)
-    print(", ".join(f"{what}: {number:,}" for what, number in sorted(siege.counts.items())))
+        megabytes_after = megabytes(process)
+    print(", ".join(f"{kind}: {number:,}" for kind, number in sorted(siege.counts.items())))
     print(f"ordinary: median {median(siege.waits):.2f} s, longest {max(siege.waits):.2f} s")
-    print(f"memory at most: {before:.0f} MB before, {after:.0f} MB after")
+    print(f"memory at most: {megabytes_before:.0f} MB before, {megabytes_after:.0f} MB after")
     print(f"wrong: {len(siege.wrong)}", *siege.wrong[:5], sep="\n  ")
-    if siege.wrong or after > MOST_MEGABYTES:
+    if siege.wrong or megabytes_after > MOST_MEGABYTES:
         raise SystemExit(1)
 
 

@@ -61,7 +61,7 @@ COUNT_SLACK = 0.2  # the same for a line that is a count and no more
 
 @dataclass
 class Step:
-    """A command and what the page says that it prints."""
+    """A command and its output on the page."""
 
     command: str
     output: str
@@ -70,28 +70,28 @@ class Step:
 
 
 def steps(page: str) -> list[Step]:
-    """The commands of all console blocks, in order."""
-    found: list[Step] = []
-    inside = False
+    """List the commands of all console blocks, in order."""
+    commands: list[Step] = []
+    in_console = False
     for i, line in enumerate(page.splitlines()):
         if line.startswith("```"):
-            inside = not inside and line.strip() == "```console"
-        elif inside and line.startswith("$ "):
-            found.append(Step(line[2:], "", i + 1, i + 1))
-        elif inside and found:
-            found[-1].output += line + "\n"
-            found[-1].last = i + 1
-    return found
+            in_console = not in_console and line.strip() == "```console"
+        elif in_console and line.startswith("$ "):
+            commands.append(Step(line[2:], "", i + 1, i + 1))
+        elif in_console and commands:
+            commands[-1].output += line + "\n"
+            commands[-1].last = i + 1
+    return commands
 
 
 def write_photos(folder: Path) -> None:
-    """Folders of scikit-learn's digits: four batches and some more to learn from, and new pictures of all ten."""
+    """Write folders of scikit-learn's digits: four batches and some more to learn from, and new pictures of all ten."""
     digits = load_digits()
     for batch, names in BATCHES.items():
         for name in names:
             _write(digits, NAMES.index(name), 0, PER_CLASS, folder / "photos" / batch / name)
-    later = PER_CLASS + NEW_PER_CLASS
-    _write(digits, NAMES.index(MORE), later, 10, folder / "photos" / "more" / MORE)
+    skip = PER_CLASS + NEW_PER_CLASS
+    _write(digits, NAMES.index(MORE), skip, 10, folder / "photos" / "more" / MORE)
     for number, name in enumerate(NAMES):
         _write(digits, number, PER_CLASS, NEW_PER_CLASS, folder / "new" / name)
 
@@ -105,7 +105,7 @@ def _write(digits: object, number: int, skip: int, count: int, folder: Path) -> 
 
 
 def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
-    """Runs the commands in `folder`; yields each with what it printed."""
+    """Run the commands in `folder`; yield each with what it printed."""
     port = _free_port()
     with _shell() as environment:
         running: list[subprocess.Popen[str]] = []
@@ -118,7 +118,7 @@ def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
                 else:
                     printed = _run(command, folder, environment)
                     printed = printed.replace(environment["PROTOSTEER_CACHE"], CACHE)
-                    yield step, shown(printed.replace(f":{port}", f":{PORT}"))  # not digits of a figure
+                    yield step, clean(printed.replace(f":{port}", f":{PORT}"))  # not digits of a figure
         finally:
             for process in running:
                 process.terminate()
@@ -126,10 +126,10 @@ def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
 
 
 def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
-    """Everything printed. A plain protosteer command runs in this process: importing torch takes a while."""
+    """Run a command and return its output. A plain protosteer command runs in this process: importing torch is slow."""
     if command.startswith("protosteer ") and not SHELL.search(command):
         words = shlex.split(command)[1:]
-        words = [found for word in words for found in sorted(glob.glob(word, root_dir=folder)) or [word]]
+        words = [path for word in words for path in sorted(glob.glob(word, root_dir=folder)) or [word]]
         printed, place = io.StringIO(), os.getcwd()
         os.chdir(folder)
         try:
@@ -142,21 +142,21 @@ def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True).stdout
 
 
-def shown(text: str) -> str:
-    """Output as the page has it: no progress, no blank lines around tables, no spaces at the ends of lines."""
+def clean(text: str) -> str:
+    """Return output as the page has it: no progress, no blank lines around tables, no spaces at the ends of lines."""
     lines = [line.rstrip() for line in text.splitlines() if not PASSING.match(line)]
     return "".join(f"{line}\n" for line in lines if line)
 
 
 def differences(expected: str, actual: str) -> list[str]:
-    """Lines that differ in more than rounding; empty if the page is still true.
+    """Return lines that differ by more than rounding; none if the page is still true.
 
-    Rounding may also change the order of lines that say the same of different things.
+    Rounding may also change the order of lines that have the same words.
     """
-    old, new = expected.splitlines(), actual.splitlines()
-    if len(old) != len(new):
-        return [f"{len(old)} lines, now {len(new)}:", *new]
-    pairs = zip(sorted(old, key=_words), sorted(new, key=_words), strict=True)
+    expected_lines, actual_lines = expected.splitlines(), actual.splitlines()
+    if len(expected_lines) != len(actual_lines):
+        return [f"{len(expected_lines)} lines, now {len(actual_lines)}:", *actual_lines]
+    pairs = zip(sorted(expected_lines, key=_words), sorted(actual_lines, key=_words), strict=True)
     return [f"- {a}\n+ {b}" for a, b in pairs if not _alike(a, b)]
 
 
@@ -215,26 +215,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("page", type=Path)
     parser.add_argument("--write", action="store_true", help="put what the commands print into the page")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # so that figures repeat
-    page = chosen.page.read_text(encoding="utf-8")
-    lines, moved, wrong = page.splitlines(), 0, 0
+    page = options.page.read_text(encoding="utf-8")
+    lines, shift, wrong = page.splitlines(), 0, 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_photos(folder)
         for step, printed in play(page, folder):
             print(f"$ {step.command}\n{printed}", end="", flush=True)
-            found = differences(step.output, printed)
-            wrong += bool(found)
-            lines[step.first + moved : step.last + moved] = printed.splitlines()
-            moved += len(printed.splitlines()) - (step.last - step.first)
-        if chosen.write:
-            chosen.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            changes = differences(step.output, printed)
+            wrong += bool(changes)
+            lines[step.first + shift : step.last + shift] = printed.splitlines()
+            shift += len(printed.splitlines()) - (step.last - step.first)
+        if options.write:
+            options.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
             for picture in PICTURE.findall(page):
                 if (folder / Path(picture).name).is_file():
-                    shutil.copyfile(folder / Path(picture).name, chosen.page.parent / picture)
+                    shutil.copyfile(folder / Path(picture).name, options.page.parent / picture)
             return 0
-    print(f"{wrong} commands print something else than {chosen.page} says" if wrong else "the page is true")
+    print(f"{wrong} commands print something else than {options.page} says" if wrong else "the page is true")
     return int(bool(wrong))
 
 

@@ -21,23 +21,23 @@ def _mean(curves: list[list[float]]) -> list[float]:
 
 
 def _gaps(ours: list[list[float]], theirs: list[list[float]]) -> list[tuple[float, float]]:
-    """Mean and standard error, over seeds, of the difference after each round."""
-    apart = torch.tensor(ours, dtype=torch.double) - torch.tensor(theirs, dtype=torch.double)
-    errors = apart.std(dim=0) / len(apart) ** 0.5
-    return list(zip(apart.mean(dim=0).tolist(), errors.tolist(), strict=True))
+    """Return mean and standard error, over seeds, of the difference after each round."""
+    differences = torch.tensor(ours, dtype=torch.double) - torch.tensor(theirs, dtype=torch.double)
+    errors = differences.std(dim=0) / len(differences) ** 0.5
+    return list(zip(differences.mean(dim=0).tolist(), errors.tolist(), strict=True))
 
 
-def needed(curve: Sequence[float], level: float, count: int) -> float | None:
-    """Labels until a mean curve is this high, between rounds by a straight line; None: more than were given."""
+def labels_needed(curve: Sequence[float], level: float, count: int) -> float | None:
+    """Return the labels until a mean curve reaches a level, interpolated between rounds; None: it does not."""
     for turn in range(1, len(curve)):
-        low, high = curve[turn - 1], curve[turn]
-        if high >= level:
-            return count * (turn - 1 + max(0.0, (level - low) / (high - low))) if high > low else count * turn
+        start, end = curve[turn - 1], curve[turn]
+        if end >= level:
+            return count * (turn - 1 + max(0.0, (level - start) / (end - start))) if end > start else count * turn
     return None
 
 
-def table(given: argparse.Namespace) -> None:
-    for path in given.results:
+def table(options: argparse.Namespace) -> None:
+    for path in options.results:
         f = json.loads(path.read_text())
         means, count = {name: _mean(curves) for name, curves in f["curves"].items()}, f["count"]
         print(f"\n{path.stem}: {f['classes']} classes, {f['start']} images each at first, {f['seeds']} seeds\n")
@@ -47,7 +47,7 @@ def table(given: argparse.Namespace) -> None:
             print(f"| {name} | " + " | ".join(f"{a:.1f}" for a in mean) + " |")
         gaps = _gaps(f["curves"]["suggested"], f["curves"]["random"])
         print("| suggested less random | " + " | ".join(f"{m:+.1f} ± {e:.1f}" for m, e in gaps) + " |")
-        cells = [needed(means["suggested"], level, count) for level in means["random"][1:]]
+        cells = [labels_needed(means["suggested"], level, count) for level in means["random"][1:]]
         print("| suggestions for what random reaches | 0 | ", end="")
         print(" | ".join("–" if cell is None else f"{cell:.0f}" for cell in cells) + " |")
         wrong = _mean([list(w.values()) for w in f["wrong_labels"]])
@@ -56,10 +56,10 @@ def table(given: argparse.Namespace) -> None:
         print(f"copies: {f['copies']['taken_for_copies']} of {f['copies']['pictures']} pictures; {shares}")
 
 
-def plot(given: argparse.Namespace) -> None:
-    figure = Figure(figsize=(4.2 * len(given.results), 3.6), layout="constrained")
-    axes = figure.subplots(1, len(given.results), squeeze=False)[0]
-    for axis, path in zip(axes, given.results, strict=True):
+def plot(options: argparse.Namespace) -> None:
+    figure = Figure(figsize=(4.2 * len(options.results), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(options.results), squeeze=False)[0]
+    for axis, path in zip(axes, options.results, strict=True):
         f = json.loads(path.read_text())
         for name, colour in zip(("suggested", "random"), (LINE_COLOURS[4], LINE_COLOURS[0]), strict=True):
             curves = torch.tensor(f["curves"][name])
@@ -73,4 +73,4 @@ def plot(given: argparse.Namespace) -> None:
     axes[0].legend(frameon=False)
     file = io.BytesIO()
     FigureCanvasAgg(figure).print_figure(file, dpi=DPI, format="png")
-    write_atomically(given.out, file.getvalue())
+    write_atomically(options.out, file.getvalue())

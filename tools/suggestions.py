@@ -64,8 +64,8 @@ class Embedded:
         return self.embeddings[rows]
 
 
-def learned(backbone: Backbone, embeddings: Tensor, labels: Tensor) -> Learner:
-    """A learner that was taught these images as one task."""
+def make_learner(backbone: Backbone, embeddings: Tensor, labels: Tensor) -> Learner:
+    """Return a learner that has learned these images as one task."""
     learner = Learner(backbone, Settings.preset("instant"))
     classes = [f"{number:03}" for number in range(int(labels.max()) + 1)]
     images = Embedded(embeddings)
@@ -73,7 +73,7 @@ def learned(backbone: Backbone, embeddings: Tensor, labels: Tensor) -> Learner:
     return learner
 
 
-def predicted(learner: Learner, embeddings: Tensor) -> Prediction:
+def predict(learner: Learner, embeddings: Tensor) -> Prediction:
     return learner.predict_embedded(Embedded(embeddings), len(embeddings))
 
 
@@ -81,24 +81,24 @@ def predicted(learner: Learner, embeddings: Tensor) -> Prediction:
 Choose = Callable[[Learner, Tensor], Tensor]
 
 
-def suggested(count: int) -> Choose:
+def by_suggestion(count: int) -> Choose:
     def choose(learner: Learner, embeddings: Tensor) -> Tensor:
-        pool = Pool.of([predicted(learner, embeddings)])
+        pool = Pool.of([predict(learner, embeddings)])
         return torch.tensor(pool.informative_rows(range(len(embeddings)), count))
 
     return choose
 
 
-def most_in_doubt(count: int) -> Choose:
-    """For comparison: doubt alone, however much alike the images are."""
+def by_uncertainty(count: int) -> Choose:
+    """Choose the most uncertain images, however similar they are: for comparison."""
 
     def choose(learner: Learner, embeddings: Tensor) -> Tensor:
-        return Pool.of([predicted(learner, embeddings)]).uncertainty.argsort(descending=True, stable=True)[:count]
+        return Pool.of([predict(learner, embeddings)]).uncertainty.argsort(descending=True, stable=True)[:count]
 
     return choose
 
 
-def at_random(count: int, seed: int) -> Choose:
+def by_chance(count: int, seed: int) -> Choose:
     draw = torch.Generator().manual_seed(seed)
     return lambda learner, embeddings: torch.randperm(len(embeddings), generator=draw)[:count]
 
@@ -106,33 +106,33 @@ def at_random(count: int, seed: int) -> Choose:
 class Trial:
     """The images of one seed: C classes, of which `start` images each have labels at first."""
 
-    def __init__(self, kept: dict[str, Tensor], classes: int, start: int, seed: int):
+    def __init__(self, embeddings: dict[str, Tensor], classes: int, start: int, seed: int):
         draw = torch.Generator().manual_seed(seed)
-        some = torch.randperm(len(kept["train"]), generator=draw)[:classes]
-        self.train, self.test = kept["train"][some], kept["test"][some]  # [C, n, D]
-        order = torch.stack([torch.randperm(self.train.shape[1], generator=draw) for _ in some])
+        class_rows = torch.randperm(len(embeddings["train"]), generator=draw)[:classes]
+        self.train, self.test = embeddings["train"][class_rows], embeddings["test"][class_rows]  # [C, n, D]
+        order = torch.stack([torch.randperm(self.train.shape[1], generator=draw) for _ in class_rows])
         self.train = self.train[torch.arange(classes)[:, None], order]
         self.start, self.seed = start, seed
 
     def curve(self, backbone: Backbone, choose: Choose, rounds: int) -> list[float]:
-        """Percent of the test images right, at first and after each round."""
-        known, labels = _flat(self.train[:, : self.start])
-        rest, hidden = _flat(self.train[:, self.start :])
+        """Return the percentage of test images correct, at first and after each round."""
+        labelled, labels = _flat(self.train[:, : self.start])
+        pool, pool_labels = _flat(self.train[:, self.start :])
         test, truth = _flat(self.test)
-        found: list[float] = []
+        accuracies: list[float] = []
         for turn in range(rounds + 1):
-            learner = learned(backbone, known, labels)
-            answers = predicted(learner, test).scores.argmax(dim=1)
-            found.append(100 * float((answers == truth).double().mean()))
+            learner = make_learner(backbone, labelled, labels)
+            answers = predict(learner, test).scores.argmax(dim=1)
+            accuracies.append(100 * float((answers == truth).double().mean()))
             if turn < rounds:
-                rows = choose(learner, rest)
-                known, labels = torch.cat([known, rest[rows]]), torch.cat([labels, hidden[rows]])
-                left = torch.ones(len(rest), dtype=torch.bool).index_fill_(0, rows, False)
-                rest, hidden = rest[left], hidden[left]
-        return found
+                rows = choose(learner, pool)
+                labelled, labels = torch.cat([labelled, pool[rows]]), torch.cat([labels, pool_labels[rows]])
+                is_left = torch.ones(len(pool), dtype=torch.bool).index_fill_(0, rows, False)
+                pool, pool_labels = pool[is_left], pool_labels[is_left]
+        return accuracies
 
     def wrong_labels(self) -> dict[str, float]:
-        """Some labels are made wrong: how many of them stand among as many suggestions, and among twice as many."""
+        """Change some labels; count those among as many suggestions, and among twice as many."""
         embeddings, labels = _flat(self.train)
         draw, classes = torch.Generator().manual_seed(self.seed), len(self.train)
         wrong = torch.randperm(len(labels), generator=draw)[: round(FLIPPED * len(labels))]
@@ -140,47 +140,47 @@ class Trial:
         hits = [
             d.row in set(wrong.tolist()) for d in find_label_issues(embeddings, [f"{n:03}" for n in labels.tolist()])
         ]
-        many = len(wrong)
-        shares = {"found": hits[:many], "found_in_twice": hits[: 2 * many], "doubted_at_all": hits}
+        count = len(wrong)
+        shares = {"found": hits[:count], "found_in_twice": hits[: 2 * count], "doubted_at_all": hits}
         return {
-            "wrong": many,
+            "wrong": count,
             "doubted": len(hits),
-            **{k: 100 * sum(v) / many for k, v in shares.items()},
+            **{k: 100 * sum(v) / count for k, v in shares.items()},
         }
 
 
 def _flat(embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """Embeddings [C, n, D] one after the other, and their classes."""
+    """Flatten embeddings [C, n, D] to [C * n, D]; return them with their classes [C * n]."""
     classes, count, _ = embeddings.shape
     return embeddings.flatten(0, 1), torch.arange(classes).repeat_interleave(count)
 
 
-def pictures(given: argparse.Namespace, split: str, each: int, skip: int = 0) -> Tensor:
-    """uint8 [C, each, 3, h, w]: of the first classes, after the first `skip` images of each."""
-    images = read(given.folder, split)
+def pictures(options: argparse.Namespace, split: str, per_class: int, skip: int = 0) -> Tensor:
+    """Return images of the first classes after the first `skip` of each, uint8 [C, per_class, 3, h, w]."""
+    images = read(options.folder, split)
     rows = []
-    for name in images.classes[: given.first]:
-        own = [row for row, label in enumerate(images.labels) if label == name][skip : skip + each]
-        if len(own) < each:
-            raise DataError(f"class '{name}' has {len(own)} images after the first {skip}, not {each}")
-        rows.append(images.pixels[own])
+    for name in images.classes[: options.first]:
+        class_rows = [row for row, label in enumerate(images.labels) if label == name][skip : skip + per_class]
+        if len(class_rows) < per_class:
+            raise DataError(f"class '{name}' has {len(class_rows)} images after the first {skip}, not {per_class}")
+        rows.append(images.pixels[class_rows])
     return torch.stack(rows)
 
 
-def embedded(given: argparse.Namespace, backbone: Backbone) -> dict[str, Tensor]:
-    """Embeddings [C, n, D] of both splits; kept in a file."""
-    if not given.keep.exists():
-        found = {}
-        for split, each, skip in (("train", given.images, given.skip), ("test", given.test, 0)):
-            pixels = pictures(given, split, each, skip)
+def load_embeddings(options: argparse.Namespace, backbone: Backbone) -> dict[str, Tensor]:
+    """Embed both splits, [C, n, D] each, or read them from the file that holds them."""
+    if not options.keep.exists():
+        embeddings = {}
+        for split, per_class, skip in (("train", options.images, options.skip), ("test", options.test, 0)):
+            pixels = pictures(options, split, per_class, skip)
             parts = []
-            for some in pixels.flatten(0, 1).split(BATCH):
-                canvases = torch.stack([backbone.preprocessing.to_canvas(_picture(p)) for p in some])
+            for batch in pixels.flatten(0, 1).split(BATCH):
+                canvases = torch.stack([backbone.preprocessing.to_canvas(_picture(p)) for p in batch])
                 parts.append(backbone.embed_pixels(canvases))
-                print(f"{split}: {BATCH * len(parts)} of {each * len(pixels)}", end="\r", file=sys.stderr)
-            found[split] = torch.cat(parts).view(len(pixels), each, -1)
-        save_file(found, given.keep)
-    return load_file(given.keep)
+                print(f"{split}: {BATCH * len(parts)} of {per_class * len(pixels)}", end="\r", file=sys.stderr)
+            embeddings[split] = torch.cat(parts).view(len(pixels), per_class, -1)
+        save_file(embeddings, options.keep)
+    return load_file(options.keep)
 
 
 def _picture(pixels: Tensor) -> Image.Image:
@@ -208,70 +208,71 @@ COPIES: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 
 
-def copies(given: argparse.Namespace, backbone: Backbone) -> dict[str, Any]:
-    """Percent of copies found, and how many of the pictures themselves are taken for copies of another."""
-    images = [_picture(p) for p in pictures(given, "test", given.test).flatten(0, 1)]
+def copies(options: argparse.Namespace, backbone: Backbone) -> dict[str, Any]:
+    """Measure the percentage of copies found, and how many pictures are classified as copies of another."""
+    images = [_picture(p) for p in pictures(options, "test", options.test).flatten(0, 1)]
 
-    def small(changed: Sequence[Image.Image]) -> Tensor:
+    def to_thumbnails(edited: Sequence[Image.Image]) -> Tensor:
         canvas = backbone.preprocessing.to_canvas
-        return torch.cat([thumbnails(canvas(image)[None]) for image in changed])
+        return torch.cat([thumbnails(canvas(image)[None]) for image in edited])
 
-    own = small(images)
-    taken = near_duplicates(own)
-    found = {}
+    originals = to_thumbnails(images)
+    duplicates = near_duplicates(originals)
+    shares = {}
     for name, change in COPIES.items():
-        both = torch.stack([own, small([change(image) for image in images])], dim=1)
-        found[name] = 100 * fmean(len(near_duplicates(pair)) for pair in both)
-    return {"pictures": len(images), "taken_for_copies": len(taken), "found": found}
+        pairs = torch.stack([originals, to_thumbnails([change(image) for image in images])], dim=1)
+        shares[name] = 100 * fmean(len(near_duplicates(pair)) for pair in pairs)
+    return {"pictures": len(images), "taken_for_copies": len(duplicates), "found": shares}
 
 
-def measure(given: argparse.Namespace) -> None:
+def measure(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    backbone = Backbone.load(given.backbone, weights=given.weights)
-    kept = embedded(given, backbone)
-    seeds, classes = range(given.seeds), given.classes or len(kept["train"])
+    backbone = Backbone.load(options.backbone, weights=options.weights)
+    embeddings = load_embeddings(options, backbone)
+    seeds, classes = range(options.seeds), options.classes or len(embeddings["train"])
     curves: dict[str, list[list[float]]] = {"suggested": [], "most in doubt": [], "random": []}
-    wrong = []
+    wrong_labels = []
     for seed in seeds:
-        trial = Trial(kept, classes, given.start, seed)
-        ways = (suggested(given.count), most_in_doubt(given.count), at_random(given.count, seed))
-        for (name, found), choose in zip(curves.items(), ways, strict=True):
-            found.append(trial.curve(backbone, choose, given.rounds))
-            print(f"seed {seed}, {name}: {' '.join(f'{a:.1f}' for a in found[-1])}", file=sys.stderr)
-        wrong.append(trial.wrong_labels())
-    asked = {k: v for k, v in vars(given).items() if k not in ("folder", "weights", "keep", "out", "command", "work")}
+        trial = Trial(embeddings, classes, options.start, seed)
+        ways = (by_suggestion(options.count), by_uncertainty(options.count), by_chance(options.count, seed))
+        for (name, seed_curves), choose in zip(curves.items(), ways, strict=True):
+            seed_curves.append(trial.curve(backbone, choose, options.rounds))
+            print(f"seed {seed}, {name}: {' '.join(f'{a:.1f}' for a in seed_curves[-1])}", file=sys.stderr)
+        wrong_labels.append(trial.wrong_labels())
+    paths = ("folder", "weights", "keep", "out", "command", "work")
+    arguments = {name: value for name, value in vars(options).items() if name not in paths}
     figures = {
-        "data": given.folder.name,
-        **asked,
+        "data": options.folder.name,
+        **arguments,
         "classes": classes,
         "curves": curves,
-        "wrong_labels": wrong,
-        "copies": copies(given, backbone),
+        "wrong_labels": wrong_labels,
+        "copies": copies(options, backbone),
         "fingerprint": backbone.fingerprint,
         "circumstances": circumstances(backbone.device),
     }
-    write_atomically(given.out, json.dumps(figures, indent=1).encode())
+    write_atomically(options.out, json.dumps(figures, indent=1).encode())
 
 
 def parser() -> argparse.ArgumentParser:
-    whole = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = whole.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("measure", help="make a model learn, round after round")
-    one.add_argument("folder", type=Path, help="with CIFAR-100, or with idx files")
-    one.add_argument("--first", type=int, help="so many classes of the set alone, by number (default: all)")
-    one.add_argument("--classes", type=int, help="so many of these, drawn by the seed (default: all)")
-    one.add_argument("--start", type=int, default=3, help="images per class that have labels at first")
-    one.add_argument("--images", type=int, default=50, help="training images per class, these included")
-    one.add_argument("--skip", type=int, default=0, help="training images per class before them")
-    one.add_argument("--test", type=int, default=20, help="test images per class")
-    one.add_argument("--count", type=int, default=50, help="labels in a round")
-    one.add_argument("--rounds", type=int, default=6)
-    one.add_argument("--seeds", type=int, default=3)
-    one.add_argument("--backbone", default="nano")
-    one.add_argument("--weights", type=Path)
-    one.add_argument("--keep", type=Path, required=True, help="file where embeddings are, or will be")
-    one.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
-    one.set_defaults(work=measure)
+    root = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = root.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("measure", help="make a model learn, round after round")
+    command.add_argument("folder", type=Path, help="with CIFAR-100, or with idx files")
+    command.add_argument("--first", type=int, help="so many classes of the set alone, by number (default: all)")
+    command.add_argument("--classes", type=int, help="so many of these, drawn by the seed (default: all)")
+    command.add_argument("--start", type=int, default=3, help="images per class that have labels at first")
+    command.add_argument("--images", type=int, default=50, help="training images per class, these included")
+    command.add_argument("--skip", type=int, default=0, help="training images per class before them")
+    command.add_argument("--test", type=int, default=20, help="test images per class")
+    command.add_argument("--count", type=int, default=50, help="labels in a round")
+    command.add_argument("--rounds", type=int, default=6)
+    command.add_argument("--seeds", type=int, default=3)
+    command.add_argument("--backbone", default="nano")
+    command.add_argument("--weights", type=Path)
+    command.add_argument("--keep", type=Path, required=True, help="file where embeddings are, or will be")
+    command.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
+    command.set_defaults(work=measure)
     several = commands.add_parser("table", help="figures of several runs as Markdown")
     several.add_argument("results", type=Path, nargs="+")
     several.set_defaults(work=table)
@@ -279,9 +280,9 @@ def parser() -> argparse.ArgumentParser:
     picture.add_argument("results", type=Path, nargs="+")
     picture.add_argument("--out", type=Path, required=True, help="PNG file")
     picture.set_defaults(work=plot)
-    return whole
+    return root
 
 
 if __name__ == "__main__":
-    given = parser().parse_args()
-    given.work(given)
+    options = parser().parse_args()
+    options.work(options)

@@ -43,8 +43,8 @@ def step(batch: int, cluster: Cluster | None) -> tuple[float, float, float, floa
         return backbone, neck, 0.0, 0.0
     embeddings = 4 * (batch - math.ceil(batch / gpus)) * DIM
     prompt = 4 * LAYERS * PROMPT * DIM
-    sent = embeddings + 2 * prompt
-    return backbone, neck, 2 * cluster.latency + sent / cluster.bandwidth, sent
+    num_bytes = embeddings + 2 * prompt
+    return backbone, neck, 2 * cluster.latency + num_bytes / cluster.bandwidth, num_bytes
 
 
 def main() -> None:
@@ -52,12 +52,12 @@ def main() -> None:
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for cluster in CLUSTERS:
         for batch in (256, 2048):
-            alone = sum(step(batch, None)[:3])
-            backbone, neck, messages, sent = step(batch, cluster)
+            single_seconds = sum(step(batch, None)[:3])
+            backbone, neck, messages, num_bytes = step(batch, cluster)
             parts = " | ".join(f"{1000 * part:.1f}" for part in (backbone, neck, messages))
-            faster = alone / (backbone + neck + messages)
-            each = math.ceil(batch / cluster.gpus)
-            print(f"| {cluster.name} | {batch} | {each} | {sent / 1e6:.2f} | {parts} | {faster:.1f} |")
+            faster = single_seconds / (backbone + neck + messages)
+            images_each = math.ceil(batch / cluster.gpus)
+            print(f"| {cluster.name} | {batch} | {images_each} | {num_bytes / 1e6:.2f} | {parts} | {faster:.1f} |")
 
 
 if __name__ == "__main__":

@@ -25,45 +25,46 @@ from protosteer.settings import Settings
 from protosteer.util import distributed
 
 
-def main(given: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
     group = distributed.join()
-    torch.set_num_threads(given.threads)
-    backbone = Backbone.load(given.backbone, weights=given.weights)
-    count, side = given.batch * given.steps, backbone.preprocessing.canvas
+    torch.set_num_threads(args.threads)
+    backbone = Backbone.load(args.backbone, weights=args.weights)
+    count, side = args.batch * args.steps, backbone.preprocessing.canvas
     draw = torch.Generator().manual_seed(0)
     images = ArrayImages(torch.randint(256, (count, 3, side, side), generator=draw, dtype=torch.uint8))
-    settings, labels = Settings.preset("paper", epochs=1, batch_size=given.batch), torch.arange(count) % 10
+    settings, labels = Settings.preset("paper", epochs=1, batch_size=args.batch), torch.arange(count) % 10
 
     def train() -> None:
         task_images = TaskImages(images, backbone, settings, "task")
         train_prompt(task_images.encoder, task_images.views, labels, settings)
 
     if group.is_rank0:
-        print(f"{backbone.name}, {group.size} processes of {given.threads} threads against one, batch {given.batch}")
-    report("training", train, given.repeats, given.steps)
-    report("embedding", lambda: backbone.embed_set(images), given.repeats, count)
+        print(f"{backbone.name}, {group.size} processes of {args.threads} threads against one, batch {args.batch}")
+    report("training", train, args.repeats, args.steps)
+    report("embedding", lambda: backbone.embed_set(images), args.repeats, count)
     group.leave()
 
 
 def report(name: str, work: Callable[[], object], repeats: int, parts: int) -> None:
-    together, alone = distributed.process_group(), distributed.ProcessGroup()
-    seconds: dict[distributed.ProcessGroup, list[float]] = {alone: [], together: []}
+    cluster, single = distributed.process_group(), distributed.ProcessGroup()
+    seconds: dict[distributed.ProcessGroup, list[float]] = {single: [], cluster: []}
     for repeat in range(repeats + 1):
-        for group in (alone, together) if repeat % 2 else (together, alone):
-            together.broadcast_object(lambda: None)  # the others wait here while rank 0 works alone
+        for group in (single, cluster) if repeat % 2 else (cluster, single):
+            cluster.broadcast_object(lambda: None)  # other ranks wait here while rank 0 works alone
             began = time.perf_counter()
-            if group is together or together.is_rank0:
+            if group is cluster or cluster.is_rank0:
                 distributed._group = group
                 work()
-                distributed._group = together
+                distributed._group = cluster
             if repeat:  # the first is for warming up
                 seconds[group].append(time.perf_counter() - began)
-    if not together.is_rank0:
+    if not cluster.is_rank0:
         return
-    ratios = sorted(one / all_ for one, all_ in zip(seconds[alone], seconds[together], strict=True))
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    one, all_ = (statistics.median(seconds[who]) / parts * 1000 for who in (alone, together))
-    print(f"{name}: {one:.1f} ms alone, {all_:.1f} ms together; ratio {middle:.2f}, quartiles {low:.2f} to {high:.2f}")
+    ratios = sorted(s / c for s, c in zip(seconds[single], seconds[cluster], strict=True))
+    lower, middle, upper = statistics.quantiles(ratios, n=4)
+    single_ms, cluster_ms = (statistics.median(seconds[member]) / parts * 1000 for member in (single, cluster))
+    times = f"{single_ms:.1f} ms alone, {cluster_ms:.1f} ms together"
+    print(f"{name}: {times}; ratio {middle:.2f}, quartiles {lower:.2f} to {upper:.2f}")
 
 
 if __name__ == "__main__":

@@ -56,21 +56,21 @@ class Images:
 
 
 def read(folder: Path, split: str) -> Images:
-    """The training or test images of a folder with CIFAR-100, or with idx files as MNIST has them."""
+    """Read the training or test images of a folder with CIFAR-100, or with idx files as MNIST has them."""
     if cifar_files(folder, 100):
         pixels, numbers, names = read_cifar100(folder, split)
     else:
         files = idx_files(folder, ({"train": "train", "test": "t10k"}[split],))
         if files is None:
-            what = f"neither CIFAR-100 nor idx files of the {split} images"
-            raise DataError(f"{folder} holds {what}; unpack them there")
+            problem = f"neither CIFAR-100 nor idx files of the {split} images"
+            raise DataError(f"{folder} holds {problem}; unpack them there")
         pixels, numbers = read_images(*files)
         names = [str(number) for number in range(int(numbers.max()) + 1)]
     return Images(pixels, [names[number] for number in numbers.tolist()], names)
 
 
 def write(images: Images, classes: Sequence[str], per_class: int, folder: Path) -> Files:
-    """The first images of each of these classes as files in class folders."""
+    """Write the first images of each of these classes as files in class folders."""
     files = Files([], [])
     for name in classes:
         rows = [row for row, label in enumerate(images.labels) if label == name][:per_class]
@@ -85,30 +85,30 @@ def write(images: Images, classes: Sequence[str], per_class: int, folder: Path) 
     return files
 
 
-def teach_all(learner: Learner, folders: Mapping[str, Path], holdout: float, model: Path | None) -> None:
-    """Teach each folder as a task, by name; what the learner knows already is left as it is."""
+def learn_all(learner: Learner, folders: Mapping[str, Path], holdout: float, model: Path | None) -> None:
+    """Learn each folder as a task, by name; tasks that the learner has are skipped."""
     for name, folder in folders.items():
         if name not in learner.tasks:
-            taught = learn_folder(learner, scan_folder(folder, learner.memory), name, holdout)
-            check = f", {taught.check.accuracy.percent:.1f} % of the held-out images right" if taught.check else ""
-            print(f"{name}: {', '.join(taught.record.class_names)}{check}", file=sys.stderr, flush=True)
+            result = learn_folder(learner, scan_folder(folder, learner.memory), name, holdout)
+            check = f", {result.check.accuracy.percent:.1f} % of the held-out images right" if result.check else ""
+            print(f"{name}: {', '.join(result.record.class_names)}{check}", file=sys.stderr, flush=True)
             if model:
                 learner.save(model)
 
 
 def of_tasks(learner: Learner, tasks: Sequence[TaskRecord]) -> Learner:
-    """The learner as it would be if it had learned these tasks alone."""
-    then = learner.copy()
-    then.memory = Memory(tasks)
-    return then
+    """Return the learner as it would be with these tasks only."""
+    twin = learner.copy()
+    twin.memory = Memory(tasks)
+    return twin
 
 
 def areas(known: Tensor, unknown: Tensor, temperature: float) -> dict[str, Any]:
-    """AUROC of several measures of strangeness, from similarities to the classes, [n, C] and [m, C]."""
+    """Compute the AUROC of several scores of unknown images, from similarities to the classes, [n, C] and [m, C]."""
     truth = [0] * len(known) + [1] * len(unknown)
 
-    def area(strangeness: Callable[[Tensor], Tensor]) -> float:
-        return round(float(roc_auc_score(truth, strangeness(torch.cat([known, unknown]).double()))), 4)
+    def area(score: Callable[[Tensor], Tensor]) -> float:
+        return round(float(roc_auc_score(truth, score(torch.cat([known, unknown]).double()))), 4)
 
     def energy(t: float) -> float:
         return area(lambda scores: -t * (scores / t).logsumexp(dim=1))
@@ -121,11 +121,11 @@ def areas(known: Tensor, unknown: Tensor, temperature: float) -> dict[str, Any]:
 
 
 def percent(flags: Tensor) -> float | None:
-    """Of a bool tensor; None where there is nothing to count."""
+    """Return the percentage of true values; None if there are no values."""
     return round(100.0 * float(flags.double().mean()), 2) if len(flags) else None
 
 
-def shown(share: float | None) -> str:
+def cell(share: float | None) -> str:
     return "–" if share is None else f"{share:.1f}"
 
 
@@ -134,52 +134,51 @@ def rejected(prediction: Prediction, limit: float) -> Tensor:
 
 
 def growth(learner: Learner, known: Mapping[str, Files]) -> dict[str, Any]:
-    """Percent of each task's known images that are rejected: by a model of that task alone, and after each
-    task.
+    """Return the percentage of each task's known images rejected, by a model of that task alone and after each task.
 
-    The thresholds are those that the model had at the time.
+    Thresholds are those of each model.
     """
 
     def shares(tasks: Sequence[TaskRecord]) -> dict[str, dict[str, float | None]]:
-        then = of_tasks(learner, tasks)
-        seen = {task.name: then.predict(known[task.name].paths) for task in tasks}
-        limits = {f"{fraction:g}": threshold(then, fraction) for fraction in FRACTIONS}
-        return {f: {t: percent(rejected(p, limit)) for t, p in seen.items()} for f, limit in limits.items()}
+        model = of_tasks(learner, tasks)
+        predictions = {task.name: model.predict(known[task.name].paths) for task in tasks}
+        limits = {f"{fraction:g}": threshold(model, fraction) for fraction in FRACTIONS}
+        return {f: {t: percent(rejected(p, limit)) for t, p in predictions.items()} for f, limit in limits.items()}
 
     tasks = learner.memory.tasks
-    each = [shares([task]) for task in tasks]
-    alone = {fraction: {t: share for own in each for t, share in own[fraction].items()} for fraction in each[0]}
+    by_task = [shares([task]) for task in tasks]
+    alone = {f: {t: share for model in by_task for t, share in model[f].items()} for f in by_task[0]}
     return {"alone": alone, "after": [shares(tasks[: n + 1]) for n in range(len(tasks))]}
 
 
 def report(learner: Learner, known: Mapping[str, Files], unknown: Mapping[str, Files]) -> dict[str, Any]:
-    """All figures of one model; `known` by task, `unknown` by data set."""
-    seen = {task: learner.predict(files.paths) for task, files in known.items()}
-    strange = {name: learner.predict(files.paths) for name, files in unknown.items()}
-    similarities = torch.cat([prediction.similarities for prediction in seen.values()])
-    pairs = [pair for t, p in seen.items() for pair in zip(p.labels, known[t].labels, strict=True)]
-    right = torch.tensor([label == truth for label, truth in pairs])
-    retrieved = torch.tensor([t in candidates for t, p in seen.items() for candidates in p.candidates])
+    """Measure one model on files, `known` by task and `unknown` by data set."""
+    known_predictions = {task: learner.predict(files.paths) for task, files in known.items()}
+    unknown_predictions = {name: learner.predict(files.paths) for name, files in unknown.items()}
+    similarities = torch.cat([prediction.similarities for prediction in known_predictions.values()])
+    pairs = [pair for t, p in known_predictions.items() for pair in zip(p.labels, known[t].labels, strict=True)]
+    correct = torch.tensor([label == truth for label, truth in pairs])
+    retrieved = torch.tensor([t in candidates for t, p in known_predictions.items() for candidates in p.candidates])
     choices = []
     for fraction in FRACTIONS:
         limit = threshold(learner, fraction)
-        out = similarities.amax(dim=1) < limit
+        is_rejected = similarities.amax(dim=1) < limit
         choices.append({
             "reject": fraction,
             "threshold": round(limit, 4),
-            "known_rejected": percent(out),
-            "known_rejected_task_retrieved": percent(out[retrieved]),
-            "known_rejected_task_missed": percent(out[~retrieved]),
-            "unknown_rejected": {name: percent(rejected(p, limit)) for name, p in strange.items()},
-            "accuracy_of_kept": percent(right[~out]),
-            "right_rejected": percent(out[right]),
-            "wrong_rejected": percent(out[~right]),
+            "known_rejected": percent(is_rejected),
+            "known_rejected_task_retrieved": percent(is_rejected[retrieved]),
+            "known_rejected_task_missed": percent(is_rejected[~retrieved]),
+            "unknown_rejected": {name: percent(rejected(p, limit)) for name, p in unknown_predictions.items()},
+            "accuracy_of_kept": percent(correct[~is_rejected]),
+            "right_rejected": percent(is_rejected[correct]),
+            "wrong_rejected": percent(is_rejected[~correct]),
         })  # fmt: skip
     temperature = learner.settings.temperature
     return {
-        "accuracy": percent(right),
+        "accuracy": percent(correct),
         "retrieval_accuracy": percent(retrieved),
-        "auroc": {name: areas(similarities, p.similarities, temperature) for name, p in strange.items()},
+        "auroc": {name: areas(similarities, p.similarities, temperature) for name, p in unknown_predictions.items()},
         "rejection": choices,
         "rejected_by_task": growth(learner, known),
     }
@@ -193,27 +192,27 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     train, test = read(options.data, "train"), read(options.data, "test")
     size = options.classes_per_task
     tasks = {f"task-{i + 1}": train.classes[i * size : (i + 1) * size] for i in range(options.tasks)}
-    others = train.classes[options.tasks * size :]
+    unlearned = train.classes[options.tasks * size :]
     learner = begin(options.model, backbone, settings, tasks)
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
         for name, classes in tasks.items():
             write(train, classes, options.train, base / "learn" / name)
         known = {t: write(test, classes, options.known, base / "known" / t) for t, classes in tasks.items()}
-        unknown = {OTHERS: write(test, others, options.unseen, base / "unknown" / OTHERS)} if others else {}
+        unknown = {OTHERS: write(test, unlearned, options.unseen, base / "unknown" / OTHERS)} if unlearned else {}
         for folder in options.unknown:
             images, place = read(folder, "test"), base / "unknown" / folder.name
             unknown[folder.name] = write(images, images.classes, options.unseen, place)
-        teach_all(learner, {name: base / "learn" / name for name in tasks}, options.holdout, options.model)
+        learn_all(learner, {name: base / "learn" / name for name in tasks}, options.holdout, options.model)
         figures = report(learner, known, unknown)
-    held = [c.heldout_similarities for c in learner.memory.records if c.heldout_similarities is not None]
+    heldout = [c.heldout_similarities for c in learner.memory.records if c.heldout_similarities is not None]
     return figures | {
         "data": {
             "set": options.data.name,
             "tasks": tasks,
             "train_per_class": options.train,
             "holdout": options.holdout,
-            "held_out_images": sum(len(similarities) for similarities in held),
+            "held_out_images": sum(len(similarities) for similarities in heldout),
             "known_images": sum(len(files) for files in known.values()),
             "unknown_images": {name: len(files) for name, files in unknown.items()},
             "unseen_per_class": options.unseen,
@@ -225,20 +224,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def begin(model: Path | None, backbone: Backbone, settings: Settings, tasks: Mapping[str, Sequence[str]]) -> Learner:
-    """A new learner, or the one in the model file if that was taught the same way."""
+    """Create a learner, or load the one in the model file if it has the same settings and tasks."""
     if model is None or not model.is_file():
         return Learner(backbone, settings)
     learner = Learner.load(model, backbone)
-    strange = any(sorted(tasks.get(t.name, [])) != sorted(t.class_names) for t in learner.memory.tasks)
-    if learner.settings != settings or strange:
+    is_other = any(sorted(tasks.get(t.name, [])) != sorted(t.class_names) for t in learner.memory.tasks)
+    if learner.settings != settings or is_other:
         raise SettingsError(f"{model} was taught other tasks or with other settings; name another file")
     return learner
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown: how well the measures tell unknown images, then what each choice of --reject does."""
-    first = next(iter(results.values()))
-    temperatures = list(next(iter(first["auroc"].values()))["energy"])
+    result_shape = next(iter(results.values()))
+    temperatures = list(next(iter(result_shape["auroc"].values()))["energy"])
     energies = [f"energy, τ = {t}" for t in temperatures]
     areas = [["AUROC", "unknown", *energies, "greatest similarity", "greatest probability"]]
     shares = [
@@ -253,21 +252,21 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         ]
     ]
     for name, result in results.items():
-        for unknown, area in result["auroc"].items():
+        for unknown_set, area in result["auroc"].items():
             values = [*area["energy"].values(), area["similarity"], area["probability"]]
-            areas.append([name, unknown, *(f"{value:.3f}" for value in values)])
+            areas.append([name, unknown_set, *(f"{value:.3f}" for value in values)])
         for choice in result["rejection"]:
             by_task = result["rejected_by_task"]["after"][-1][f"{choice['reject']:g}"].values()
-            others = (f"{shown(share)} ({which})" for which, share in choice["unknown_rejected"].items())
-            cells = [shown(choice["known_rejected"]), ", ".join(map(shown, by_task)), ", ".join(others)]
-            cells += [shown(result["accuracy"]), shown(choice["accuracy_of_kept"])]
+            unknown_shares = (f"{cell(share)} ({set_name})" for set_name, share in choice["unknown_rejected"].items())
+            cells = [cell(choice["known_rejected"]), ", ".join(map(cell, by_task)), ", ".join(unknown_shares)]
+            cells += [cell(result["accuracy"]), cell(choice["accuracy_of_kept"])]
             shares.append([name, f"{choice['reject']:g}", *cells])
     return f"{_markdown(areas)}\n\n{_markdown(shares)}"
 
 
 def _markdown(rows: list[list[str]]) -> str:
-    heading, *others = (f"| {' | '.join(cells)} |" for cells in rows)
-    return "\n".join([heading, "|" + "---|" * len(rows[0]), *others])
+    heading, *lines = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([heading, "|" + "---|" * len(rows[0]), *lines])
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -281,29 +280,29 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    whole = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = whole.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("measure", help="teach, predict, write the figures")
-    one.add_argument("data", type=Path, help="folder with cifar-100-python's or MNIST's idx files")
-    one.add_argument("--unknown", type=Path, action="append", default=[], help="another set; repeatable")
-    one.add_argument("--tasks", type=int, default=3)
-    one.add_argument("--classes-per-task", type=int, default=10)
-    one.add_argument("--train", type=int, default=20, help="training images per class, some held out")
-    one.add_argument("--known", type=int, default=10, help="test images per class taught")
-    one.add_argument("--unseen", type=int, default=5, help="test images per class not taught")
-    one.add_argument("--holdout", type=float, default=HOLDOUT)
-    one.add_argument("--backbone", default="nano")
-    one.add_argument("--weights", type=Path)
-    one.add_argument("--image-size", type=int)
-    one.add_argument("--crop", type=float)
-    one.add_argument("--preset", choices=PRESETS, default="paper")
-    one.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; repeatable")
-    one.add_argument("--seed", type=int, default=0)
-    one.add_argument("--model", type=Path, help="keep the model here after each task, and go on from there")
-    one.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
-    several = commands.add_parser("table", help="figures of several runs as Markdown")
-    several.add_argument("results", type=Path, nargs="+")
-    return whole
+    root = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = root.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("measure", help="teach, predict, write the figures")
+    command.add_argument("data", type=Path, help="folder with cifar-100-python's or MNIST's idx files")
+    command.add_argument("--unknown", type=Path, action="append", default=[], help="another set; repeatable")
+    command.add_argument("--tasks", type=int, default=3)
+    command.add_argument("--classes-per-task", type=int, default=10)
+    command.add_argument("--train", type=int, default=20, help="training images per class, some held out")
+    command.add_argument("--known", type=int, default=10, help="test images per class taught")
+    command.add_argument("--unseen", type=int, default=5, help="test images per class not taught")
+    command.add_argument("--holdout", type=float, default=HOLDOUT)
+    command.add_argument("--backbone", default="nano")
+    command.add_argument("--weights", type=Path)
+    command.add_argument("--image-size", type=int)
+    command.add_argument("--crop", type=float)
+    command.add_argument("--preset", choices=PRESETS, default="paper")
+    command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; repeatable")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--model", type=Path, help="keep the model here after each task, and go on from there")
+    command.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
+    table_parser = commands.add_parser("table", help="figures of several runs as Markdown")
+    table_parser.add_argument("results", type=Path, nargs="+")
+    return root
 
 
 if __name__ == "__main__":

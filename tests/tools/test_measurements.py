@@ -16,7 +16,7 @@ from protosteer.errors import SettingsError
 from protosteer.methods.cpp import CPP
 from protosteer.settings import Settings
 from set_toys import idx_folder
-from suggestion_report import needed
+from suggestion_report import labels_needed
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def test_the_contact_sheet_is_settled_by_a_seed_and_captioned():
     assert pages[0] == pages[1]
     torch.manual_seed(0)
     drawn = Augmentation(contact_sheet.LEVELS).draw((300, 3, 20, 20))
-    captions = [contact_sheet.happened(drawn, row) for row in range(300)]
+    captions = [contact_sheet.step_names(drawn, row) for row in range(300)]
     flags = (drawn.mirrored, drawn.jittered, drawn.grey, drawn.blurred, drawn.solarized)
     for word, happened in zip(("flip", "jitter", "grey", "blur", "solarize"), flags, strict=True):
         assert [word in caption for caption in captions] == happened.tolist(), word
@@ -58,7 +58,7 @@ def test_scores_of_mini_are_those_of_the_papers_diagnosis(monkeypatch):
 
 def test_suggestions(tmp_path, monkeypatch, capsys) -> None:
     curve = [50.0, 60.0, 60.0, 80.0]
-    assert [needed(curve, goal, 50) for goal in (55.0, 60.0, 70.0, 81.0)] == [25.0, 50.0, 125.0, None]
+    assert [labels_needed(curve, goal, 50) for goal in (55.0, 60.0, 70.0, 81.0)] == [25.0, 50.0, 125.0, None]
     monkeypatch.setattr(Backbone, "load", lambda *args, **kwargs: tiny_backbone())
     data, out = idx_folder(tmp_path / "digits", 4), tmp_path / "tiny.json"
     sizes = {"classes": 3, "start": 2, "images": 10, "test": 5, "count": 3, "rounds": 2, "seeds": 2}

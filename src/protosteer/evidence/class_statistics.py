@@ -125,7 +125,7 @@ def insert_row(rows: Tensor, place: int, row: Tensor) -> Tensor:
 
 def blocks(count: int) -> Iterator[slice]:
     """Yield ranges of at most `BLOCK` of `count` rows."""
-    return (slice(first, min(first + BLOCK, count)) for first in range(0, count, BLOCK))
+    return (slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
 
 
 def rows_in_class_range(labels: Tensor, classes: slice) -> tuple[Tensor, Tensor]:

@@ -153,19 +153,19 @@ def join_layers(parts: Sequence[LayerCodes | None]) -> LayerCodes | None:
 
 def ragged_rows(lengths: Tensor, order: Tensor) -> Tensor:
     """Return the rows of the groups `order` [r], where group i has the `lengths[i]` rows after those of group i - 1."""
-    starts, chosen = (lengths.cumsum(0) - lengths)[order], lengths[order]
-    within = torch.arange(int(chosen.sum())) - (chosen.cumsum(0) - chosen).repeat_interleave(chosen)
-    return starts.repeat_interleave(chosen) + within
+    starts, sizes = (lengths.cumsum(0) - lengths)[order], lengths[order]
+    offsets = torch.arange(int(sizes.sum())) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    return starts.repeat_interleave(sizes) + offsets
 
 
 def join_rows(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate tensors; those that follow one another in memory are joined without a copy."""
-    first, width, rows = parts[0], parts[0].shape[1:].numel(), 0
+    head, width, rows = parts[0], parts[0].shape[1:].numel(), 0
     for part in parts:
-        same = part.dtype == first.dtype and part.shape[1:] == first.shape[1:] and part.is_contiguous()
-        same = same and part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same or part.storage_offset() != first.storage_offset() + rows * width:
+        is_adjacent = part.dtype == head.dtype and part.shape[1:] == head.shape[1:] and part.is_contiguous()
+        is_adjacent = is_adjacent and part.untyped_storage().data_ptr() == head.untyped_storage().data_ptr()
+        if not is_adjacent or part.storage_offset() != head.storage_offset() + rows * width:
             return torch.cat(list(parts))
         rows += len(part)
-    shape = (rows, *first.shape[1:])
-    return first.as_strided(shape, torch.empty(shape, device="meta").stride())
+    shape = (rows, *head.shape[1:])
+    return head.as_strided(shape, torch.empty(shape, device="meta").stride())
