@@ -109,8 +109,7 @@ class EvidenceClassifier:
     @property
     def is_released(self) -> bool:
         """Tell whether `release` was called, so that `with_image` does not work."""
-        ridges = (each_pass.scorer.ridge for each_pass in self.passes)
-        return any(ridge is not None and ridge.factor is None for ridge in ridges)
+        return any(p.scorer.ridge is not None and p.scorer.ridge.factor is None for p in self.passes)
 
     @property
     def dim(self) -> int:

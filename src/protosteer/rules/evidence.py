@@ -59,9 +59,8 @@ class EvidenceReader(Reader):
         """See `Reader.with_image`: by closed forms; shares and weights stay as they were fitted."""
         if self.classifier.is_released:
             *tasks, image_task = memory.tasks
-            classes = image_task.classes.with_image_weight(weight)
-            tasks.append(dataclasses.replace(image_task, classes=classes))
-            return EvidenceReader(Memory(tasks), *self._options)
+            weighted = dataclasses.replace(image_task, classes=image_task.classes.with_image_weight(weight))
+            return EvidenceReader(Memory([*tasks, weighted]), *self._options)
         if self._indexed is None or self._indexed[0] is not memory:  # callers try several weights with the same memory
             self._indexed = memory, Index.build(memory)
         updated = copy.copy(self)
