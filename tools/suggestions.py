@@ -36,7 +36,7 @@ from protosteer.settings import Settings
 from protosteer.tasks import learn_task
 from protosteer.util.files import write_atomically
 from protosteer.workflows.active_learning import Pool
-from protosteer.workflows.duplicates import near_duplicates, thumbnails
+from protosteer.workflows.duplicates import find_near_duplicates, thumbnails
 from protosteer.workflows.label_issues import find_label_issues
 from suggestion_report import plot, table
 from unknowns import read
@@ -217,11 +217,11 @@ def copies(options: argparse.Namespace, backbone: Backbone) -> dict[str, Any]:
         return torch.cat([thumbnails(canvas(image)[None]) for image in edited])
 
     originals = to_thumbnails(images)
-    duplicates = near_duplicates(originals)
+    duplicates = find_near_duplicates(originals)
     shares = {}
     for name, change in COPIES.items():
         pairs = torch.stack([originals, to_thumbnails([change(image) for image in images])], dim=1)
-        shares[name] = 100 * fmean(len(near_duplicates(pair)) for pair in pairs)
+        shares[name] = 100 * fmean(len(find_near_duplicates(pair)) for pair in pairs)
     return {"pictures": len(images), "taken_for_copies": len(duplicates), "found": shares}
 
 

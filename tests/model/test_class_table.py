@@ -109,7 +109,7 @@ def test_nothing_that_works_on_all_classes_makes_records(thousands, monkeypatch,
     assert len(merged.memory.table) == 20_000 and merged.memory.task_names[3] == "renamed"
     monkeypatch.setattr(model_summary, "PAIRED", 0)
     assert model_summary.describe(read, reader_of(read.memory, read.settings))["totals"]["classes"] == 20_000
-    assert ood.threshold(learner, 0.1) == 0.5 and len(ood.own_thresholds(learner)) == 10_000
+    assert ood.threshold(learner, 0.1) == 0.5 and len(ood.class_thresholds(learner)) == 10_000
     assert sum(len(list(task.tensors())) for task in thousands.tasks) > 0
     thousands.remove(thousands.tasks[4], ["class-4-999"])
     assert len(thousands.table) == 19_999 and not made

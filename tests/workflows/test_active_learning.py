@@ -24,7 +24,7 @@ from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.workflows import active_learning, duplicates
 from protosteer.workflows.active_learning import Pool, select_informative, suggest
-from protosteer.workflows.duplicates import near_duplicates, thumbnails
+from protosteer.workflows.duplicates import find_near_duplicates, thumbnails
 from protosteer.workflows.label_issues import find_label_issues, mislabelled
 
 INSTANT = Settings.preset("instant")
@@ -106,7 +106,7 @@ def test_copies_are_those_of_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures += torch.linspace(0, 8, 36)[:, None] * drawn(36, 256, seed=1)
     pictures[[5, 20, 30]] = 17.0  # blank ones, the same
     pictures[33] = 18.0  # blank, and another
-    found = near_duplicates(pictures)
+    found = find_near_duplicates(pictures)
     assert found == brute_repeats(pictures)
     assert 0 < len(found) < 24 and found[20] == found[30] == 5 and 33 not in found
 
@@ -114,7 +114,7 @@ def test_copies_are_those_of_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_copy_of_a_copy_stands_for_itself() -> None:
     shift = torch.full((256,), 4.0)
     first = 128 + 40 * drawn(256)
-    assert near_duplicates(torch.stack([first, first + shift, first + 2 * shift])) == {1: 0}
+    assert find_near_duplicates(torch.stack([first, first + shift, first + 2 * shift])) == {1: 0}
 
 
 def test_a_picture_saved_as_jpeg_is_a_copy_and_another_one_is_not() -> None:
@@ -125,7 +125,7 @@ def test_a_picture_saved_as_jpeg_is_a_copy_and_another_one_is_not() -> None:
     Image.fromarray(pixels[1].permute(1, 2, 0).numpy()).resize((96, 96)).save(file, "JPEG", quality=60)
     small = Image.open(file).convert("RGB").resize((64, 64))
     copy = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(64, 64, 3).permute(2, 0, 1)
-    assert near_duplicates(thumbnails(torch.cat([pixels, copy[None]]))) == {3: 1}
+    assert find_near_duplicates(thumbnails(torch.cat([pixels, copy[None]]))) == {3: 1}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,14 @@ from protosteer.evidence.prototype_summary import MAX_PROTOTYPES, summarise_clas
 from protosteer.evidence.scorer import CoarseScorer
 from protosteer.util.files import cache_dir
 from protosteer.workflows import backbone_selection
-from protosteer.workflows.backbone_selection import Trial, affordable, best, choose_backbone, left_out_right, sample
+from protosteer.workflows.backbone_selection import (
+    Trial,
+    affordable,
+    choose_backbone,
+    count_loo_correct,
+    sample,
+    select_trial,
+)
 from vit_toys import small
 from weight_toys import OWN, hub_config, tiny_weights
 from weight_toys import empty_caches as empty_caches  # a fixture for every test here
@@ -116,7 +123,7 @@ def test_left_out_accuracy_equals_learning_without_each_image() -> None:
         groups = [embeddings[[i for i in others if labels[i] == name]] for name in CLASSES]
         scores, _ = CoarseScorer([summarise_class(group) for group in groups]).scores(embeddings[row : row + 1])
         right += CLASSES[int(scores.argmax())] == label
-    found, of = left_out_right(embeddings, labels)
+    found, of = count_loo_correct(embeddings, labels)
     assert of == 60 and 30 < right < 58 and abs(found - right) <= 1
 
 
@@ -129,11 +136,11 @@ def test_the_least_costly_within_a_standard_error_of_the_best_is_chosen() -> Non
 
     assert trial(224, 360).standard_error == pytest.approx(1.5, abs=0.03)
     assert 0 < trial(224, 400).standard_error < 0.5
-    assert best([trial(32, 200), trial(112, 355), trial(224, 360)]).info.name == "112"
-    assert best([trial(32, 200), trial(112, 353), trial(224, 360)]).info.name == "224"
-    assert best([trial(32, 400), trial(224, 400)]).info.name == "32"
+    assert select_trial([trial(32, 200), trial(112, 355), trial(224, 360)]).info.name == "112"
+    assert select_trial([trial(32, 200), trial(112, 353), trial(224, 360)]).info.name == "224"
+    assert select_trial([trial(32, 400), trial(224, 400)]).info.name == "32"
     slower = replace(trial(112, 355), images_per_second=1e-3)
-    assert best([slower, trial(224, 360)]).info.name == "112"  # seconds decide nothing
+    assert select_trial([slower, trial(224, 360)]).info.name == "112"  # seconds decide nothing
 
 
 # The whole
@@ -159,7 +166,7 @@ def test_all_on_disk_are_tried_on_what_a_learner_learns_from(kind: str, tmp_path
     choice = choose_backbone(data, on_stage=lambda stage: stages.append(stage.doing))
     assert [trial.info.name for trial in choice.trials] == ["mine", "nano"]  # the smallest first
     assert all(trial.images == 24 and trial.images_per_second > 0 for trial in choice.trials)
-    assert choice.info == best(choice.trials).info and choice.load().name == choice.info.name
+    assert choice.info == select_trial(choice.trials).info and choice.load().name == choice.info.name
     assert list(choice.left_out) == ["vit_broken"] and set(stages) == {"trying mine", "trying nano"}
     again = choose_backbone(data)
     assert [(t.info, t.right) for t in again.trials] == [(t.info, t.right) for t in choice.trials]

@@ -32,7 +32,7 @@ from protosteer.workflows import folder_scan
 from protosteer.workflows import learn_folder as learn_folder_module
 from protosteer.workflows.folder_scan import scan_folder, unfinished_task
 from protosteer.workflows.holdout_eval import Check
-from protosteer.workflows.learn_folder import LearnResult, TaskSlot, held_count, learn_folder, split
+from protosteer.workflows.learn_folder import LearnResult, TaskSlot, held_count, learn_folder, split_files
 
 CHECK = ["calibrating", "checking"]
 STAGES = ["keys", *CHECK, "training", "values", *CHECK]
@@ -195,7 +195,7 @@ def listed(**counts: int) -> Files:
 )
 def test_a_split_is_disjoint_complete_and_depends_on_the_class_and_the_seed_alone(counts, holdout, seed):
     files = listed(**counts)
-    learned, held = split(files, holdout, seed)
+    learned, held = split_files(files, holdout, seed)
     assert not set(learned.paths) & set(held.paths)
     assert sorted([*learned.paths, *held.paths]) == sorted(files.paths)
     for part in (learned, held):
@@ -206,19 +206,19 @@ def test_a_split_is_disjoint_complete_and_depends_on_the_class_and_the_seed_alon
     assert all(1 <= count <= (counts[name] + 1) / 2 for name, count in expected.items() if count)
     for name, count in counts.items():
         own = [path for path in held.paths if path.parent.name == name]
-        assert split(listed(**{name: count}), holdout, seed)[1].paths == own
+        assert split_files(listed(**{name: count}), holdout, seed)[1].paths == own
 
 
 def test_other_seeds_and_classes_hold_out_other_images():
-    first = [path.name for path in split(listed(a=40), 0.25, 0)[1].paths]
-    assert first != [path.name for path in split(listed(a=40), 0.25, 1)[1].paths]
-    assert first != [path.name for path in split(listed(b=40), 0.25, 0)[1].paths]
+    first = [path.name for path in split_files(listed(a=40), 0.25, 0)[1].paths]
+    assert first != [path.name for path in split_files(listed(a=40), 0.25, 1)[1].paths]
+    assert first != [path.name for path in split_files(listed(b=40), 0.25, 0)[1].paths]
 
 
 @pytest.mark.parametrize("holdout", [-0.1, 0.51, float("nan")])
 def test_shares_that_cannot_be_held_out_are_refused(holdout):
     with expect_error("bad-holdout", SettingsError):
-        split(listed(a=5), holdout, 0)
+        split_files(listed(a=5), holdout, 0)
 
 
 # Teaching
@@ -236,7 +236,7 @@ def test_what_a_taught_task_says_of_itself(before, summer, monkeypatch):
     monkeypatch.setattr(Learner, "learn", learn)
     outcome = learn_folder(learner, found, holdout=0.25)
     record, check = outcome.record, outcome.check
-    learned, held = split(found.files, 0.25, 0)
+    learned, held = split_files(found.files, 0.25, 0)
     assert reached == [str(path) for path in learned.paths] and not set(reached) & {*map(str, held.paths)}
     assert learner.memory.tasks[-1] is record and learner.tasks == ["spring", "summer"]
     assert [c.images for c in record.classes] == [6, 6, 6] and record.metadata.images == 18
@@ -260,7 +260,7 @@ def assert_similarities_as_by_hand(learner, record, held):
 def test_held_out_similarities_equal_a_computation_by_hand(before, summer):
     learner, found = before.copy(), scan_folder(summer)
     record = learn_folder(learner, found, holdout=0.25).record
-    assert_similarities_as_by_hand(learner, record, split(found.files, 0.25, 0)[1])
+    assert_similarities_as_by_hand(learner, record, split_files(found.files, 0.25, 0)[1])
 
 
 def test_held_out_similarities_of_an_independent_task_do_not_depend_on_others(tmp_path, summer):
@@ -432,7 +432,7 @@ def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, setting
         callbacks.append(early)
 
     found = scan_folder(summer, learner.memory)
-    _, held = split(found.files, 0.25, 0)
+    _, held = split_files(found.files, 0.25, 0)
     outcome = learn_folder(learner, found, holdout=0.25, on_usable=on_usable)
     (early,) = callbacks
     assert outcome.before_training == early.check and outcome.check is not None
@@ -517,7 +517,7 @@ def test_evidence_needs_no_calibrating_pass_unless_it_is_not_read(spring, summer
     found = scan_folder(summer, mixed.memory)
     record = learn_folder(mixed, found).record
     assert mixed.reader.needs_heldout
-    assert_similarities_as_by_hand(mixed, record, split(found.files, 0.1, 0)[1])
+    assert_similarities_as_by_hand(mixed, record, split_files(found.files, 0.1, 0)[1])
 
 
 @pytest.mark.parametrize("place", ["first", "last", "amid"])

@@ -16,7 +16,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import centroids
 from protosteer.settings import Settings
-from protosteer.workflows.ood import Rejection, calibrated, own_thresholds, rejected_share, threshold
+from protosteer.workflows.ood import Rejection, class_thresholds, is_calibrated, rejected_share, threshold
 
 VALUES = centroids(torch.eye(4), 2)
 INSTANT = Settings.preset("instant")
@@ -49,7 +49,7 @@ def test_the_threshold_is_a_rank_over_all_classes(fraction):
     similarities = torch.rand(199, generator=torch.Generator().manual_seed(0))
     parts = known_by(similarities[:3], None, similarities[3:150], similarities[150:])
     assert threshold(parts, fraction) == sorted(similarities.tolist())[round(fraction * 200) - 1]
-    assert calibrated(parts) and threshold(parts, 0.0) == -torch.inf
+    assert is_calibrated(parts) and threshold(parts, 0.0) == -torch.inf
 
 
 @pytest.mark.parametrize(("held", "fraction"), [(9, 0.1), (19, 0.05), (21, 0.05), (40, 0.2)])
@@ -71,7 +71,7 @@ def test_fractions_that_are_none_are_refused(fraction):
 
 @pytest.mark.parametrize("held_out", [(), (None, None), (None, torch.empty(0))])
 def test_a_model_without_held_out_images_is_not_calibrated(held_out):
-    assert not calibrated(known_by(*held_out))
+    assert not is_calibrated(known_by(*held_out))
     for fraction in (0.0, 0.05):
         with expect_error("not-calibrated", LearnerError):
             threshold(known_by(*held_out), fraction)
@@ -97,7 +97,7 @@ def test_a_class_of_few_images_lowers_the_threshold_for_itself_alone(known):
     learner = known.copy()
     own = float(learner.add_class("yak", images).classes[0].heldout_similarities.min())
     before = threshold(known, 0.2)
-    assert threshold(learner, 0.2) == before and own_thresholds(learner) == {"yak": own}
+    assert threshold(learner, 0.2) == before and class_thresholds(learner) == {"yak": own}
     rejection = Rejection(learner, 0.2)
     least = min(own, before)
     assert rejection.unknown("yak", least - 1e-4) and not rejection.unknown("yak", least + 1e-4)
@@ -106,7 +106,7 @@ def test_a_class_of_few_images_lowers_the_threshold_for_itself_alone(known):
 
 def test_a_model_of_few_shot_classes_alone_has_a_common_threshold():
     alone = known_by(torch.tensor([0.9, 0.8]), torch.tensor([0.7, 0.95]))
-    assert own_thresholds(alone) == {} and threshold(alone, 0.4) == pytest.approx(0.8)
+    assert class_thresholds(alone) == {} and threshold(alone, 0.4) == pytest.approx(0.8)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def instant():
 
 def test_by_evidence_every_image_left_out_has_a_say_and_nothing_is_held_out(instant):
     ordered = instant.reader.known_similarities().sort().values
-    assert calibrated(instant) and len(ordered) == 80 and own_thresholds(instant) == {}
+    assert is_calibrated(instant) and len(ordered) == 80 and class_thresholds(instant) == {}
     assert threshold(instant, 0.1) == float(ordered[int(0.1 * 81) - 1])
 
 
@@ -135,7 +135,7 @@ def test_by_evidence_about_that_share_of_new_known_images_is_rejected_and_most_o
 def test_by_evidence_a_class_of_a_handful_takes_part_and_one_of_a_single_image_does_not(instant):
     few = instant.copy()
     few.add_class("yak", easy_task(["yak"], per_class=5, seed=3)[0])
-    assert len(few.reader.known_similarities()) == 85 and own_thresholds(few) == {}
+    assert len(few.reader.known_similarities()) == 85 and class_thresholds(few) == {}
     few.add_class("gnu", easy_task(["gnu"], per_class=1, seed=3)[0])
     assert len(few.reader.known_similarities()) == 85
 
@@ -143,13 +143,13 @@ def test_by_evidence_a_class_of_a_handful_takes_part_and_one_of_a_single_image_d
 def test_by_evidence_classes_of_one_image_each_cannot_tell():
     learner = Learner(tiny_backbone(), INSTANT)
     learner.learn(easy_task(["ant", "bee"], per_class=1))
-    assert not calibrated(learner)
+    assert not is_calibrated(learner)
     with expect_error("not-calibrated", LearnerError):
         Rejection(learner, 0.05)
 
 
 def test_a_model_that_has_learned_nothing_is_not_calibrated():
-    assert not calibrated(Learner(tiny_backbone()))
+    assert not is_calibrated(Learner(tiny_backbone()))
 
 
 def test_the_interval_covers_the_share_that_is_rejected():

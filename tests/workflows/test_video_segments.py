@@ -16,7 +16,7 @@ from protosteer.cli import main
 from protosteer.data.image_files import images_below
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
-from protosteer.workflows.video_segments import frames, predict_video, segments, smoothed
+from protosteer.workflows.video_segments import cut_segments, predict_video, read_frames, smooth_classes
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -28,12 +28,12 @@ def test_no_sequence_of_classes_is_better(seed: int) -> None:
         return float(sum(logs[t, label] for t, label in enumerate(labels))) - 0.7 * changes
 
     best = max(itertools.product(range(3), repeat=6), key=value)
-    assert value(tuple(smoothed(logs, 0.7))) == pytest.approx(value(best))
+    assert value(tuple(smooth_classes(logs, 0.7))) == pytest.approx(value(best))
 
 
 def test_one_odd_frame_makes_no_segment() -> None:
     shares = torch.tensor([[0.9, 0.1]] * 5 + [[0.2, 0.8]] + [[0.9, 0.1]] * 4 + [[0.05, 0.95]] * 6)
-    first, second = segments([float(t) for t in range(16)], shares, ["ant", "bee"])
+    first, second = cut_segments([float(t) for t in range(16)], shares, ["ant", "bee"])
     assert (first.label, first.start, first.end, first.frames) == ("ant", 0.0, 10.0, 10)
     assert (second.label, second.start, second.end) == ("bee", 10.0, 15.0)
     assert first.probability == pytest.approx(0.83) and second.probability == pytest.approx(0.95)
@@ -59,12 +59,12 @@ def place(tmp_path_factory) -> Path:
 
 
 def test_frames_are_sampled(place: Path) -> None:
-    times = [seconds for seconds, _ in frames(place / "clip.mp4", 2.0)]
+    times = [seconds for seconds, _ in read_frames(place / "clip.mp4", 2.0)]
     assert len(times) == 12 and times == sorted(times) and times[0] == 0.0
-    assert next(frames(place / "clip.mp4", 1.0))[1].size == (64, 64)
+    assert next(read_frames(place / "clip.mp4", 1.0))[1].size == (64, 64)
     (place / "text.mp4").write_text("no film")
     with expect_error("unreadable-video", DataError, path=place / "text.mp4"):
-        list(frames(place / "text.mp4", 1.0))
+        list(read_frames(place / "text.mp4", 1.0))
     with expect_error("bad-frame-rate", SettingsError):
         predict_video(Learner(tiny_backbone()), place / "clip.mp4", 0.0)
 

@@ -238,10 +238,10 @@ class LearnerFactory:
     def _select_training(self, files: Files) -> Files:
         """Return the files that a new model will learn: held-out ones must not choose its backbone."""
         from protosteer.settings import DEFAULT_PRESET, Settings
-        from protosteer.workflows.learn_folder import split
+        from protosteer.workflows.learn_folder import split_files
 
         settings = Settings.preset(self.preset or DEFAULT_PRESET, **self.changes)  # complains before anything is tried
-        return split(files, self.holdout, settings.seed)[0]
+        return split_files(files, self.holdout, settings.seed)[0]
 
 
 def choose_backbone(files: Files, loading: Loading, as_json: bool = False) -> Choice:

@@ -80,12 +80,12 @@ def _check_out(out: Path, as_json: bool) -> None:
 def _find(learner: Learner, labelled_files: Files | None, files: list[Path], count: int, reject: float) -> Suggestions:
     from protosteer.workflows.active_learning import suggest as choose
     from protosteer.workflows.label_issues import mislabelled
-    from protosteer.workflows.ood import calibrated
+    from protosteer.workflows.ood import is_calibrated
 
     with progress() as on_stage:
         if labelled_files is not None:
             return mislabelled(learner, labelled_files, count, on_stage)
-        if reject and not calibrated(learner):
+        if reject and not is_calibrated(learner):
             say("note: no class has two images, so no image can be flagged as out-of-distribution")
         return choose(learner, files, count, reject, on_stage)
 

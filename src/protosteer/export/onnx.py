@@ -163,7 +163,7 @@ def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.n
 
 def describe_model(learner: Learner) -> dict[str, Any]:
     """Return labels, tasks, preprocessing and the numbers of the rule, as plain data for JSON."""
-    backbone, fractions = learner.backbone, FRACTIONS if ood.calibrated(learner) else ()
+    backbone, fractions = learner.backbone, FRACTIONS if ood.is_calibrated(learner) else ()
     rows, _ = _prompt_rows(learner)
     header = learner.reader.export().header
     for view in header.get("views", []):
@@ -176,7 +176,7 @@ def describe_model(learner: Learner) -> dict[str, Any]:
         "rule": learner.reader.rule,
         **header,
         "thresholds": {str(f): limit for f in fractions if (limit := ood.threshold(learner, f)) > -math.inf},
-        "own_thresholds": ood.own_thresholds(learner),
+        "own_thresholds": ood.class_thresholds(learner),
         "tasks": learner.tasks,
         "labels": learner.classes,
     }

@@ -20,7 +20,7 @@ from protosteer.serve.projection import Projection
 from protosteer.util.statistics import calibration_error, reliability
 from protosteer.workflows.holdout_eval import most_confused
 from protosteer.workflows.model_summary import describe
-from protosteer.workflows.ood import Rejection, calibrated
+from protosteer.workflows.ood import Rejection, is_calibrated
 from protosteer.workflows.prediction_table import prediction_rows
 
 
@@ -33,7 +33,7 @@ class Snapshot:
         self.path = path
         # Computed here, by the request that makes the change, not by the next prediction.
         self.projection = Projection.fit(self.memory, learner.reader, earlier_map)
-        self.calibrated = calibrated(learner)
+        self.calibrated = is_calibrated(learner)
         self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
         self.reliability = _reliability(learner.reader)
         self.thumbnails = _by_class(read_thumbnails(path, self.memory)) if thumbnails else {}

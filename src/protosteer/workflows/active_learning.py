@@ -1,10 +1,10 @@
 """Active learning: of many images without labels, suggest those whose labels help a model most.
 
-- An image is uncertain as far as its two most probable classes are near each other. The label of one image tells
-  something about similar images; how much, the kernel of the default classifier says (`arc_cosine`), taken as a
-  covariance. Images are chosen one after the other, each time the one whose label leaves least variance over all
-  images, weighted by their uncertainty (transductive experimental design, Yu, Bi and Tresp 2006, with weights).
-  So an isolated outlier helps little, and so does the second image of a kind.
+- An image is uncertain if its two most probable classes have similar probabilities. The label of one image is
+  informative about similar images: the kernel of the default classifier (`arc_cosine`) is used as their covariance.
+  Images are chosen one after the other, each time the one whose label leaves least variance over all images, weighted
+  by their uncertainty (transductive experimental design, Yu, Bi and Tresp 2006, with weights). So an isolated outlier
+  helps little, and so does the second of two similar images.
 - Out-of-distribution images (`ood`) are listed: they may be of new classes, or of nothing. They may be chosen as
   well: excluding them cost accuracy on photographs.
 - Near-duplicates are listed (`duplicates`).
@@ -28,8 +28,8 @@ from protosteer.evidence.kernel_ridge import RIDGE, arc_cosine
 from protosteer.learner import Learner
 from protosteer.prediction import Prediction
 from protosteer.runtime.progress import OnStage, counting
-from protosteer.workflows.duplicates import THUMBNAIL, near_duplicates, thumbnails
-from protosteer.workflows.ood import Rejection, calibrated, check_fraction
+from protosteer.workflows.duplicates import THUMBNAIL, find_near_duplicates, thumbnails
+from protosteer.workflows.ood import Rejection, check_fraction, is_calibrated
 from protosteer.workflows.prediction_table import Row
 
 COUNT = 50
@@ -59,13 +59,13 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """Suggestions among images; a table for `prediction_table.write_table`.
+    """Suggestions among images: a table for `prediction_table.write_table`.
 
     Attributes:
         images: How many images could be read.
         found: How many there are for each reason.
-        chosen: At most as many of them as were asked for.
-        errors: What is wrong with unreadable files.
+        chosen: The suggestions, at most the requested number for each reason.
+        errors: What is wrong with each unreadable file.
     """
 
     kind: ClassVar[str] = "suggestions"
@@ -77,15 +77,15 @@ class Suggestions:
 
     def rows(self) -> Iterator[Row]:
         """Yield a table row per suggestion, then one per unreadable file."""
-        for one in self.chosen:
-            yield {**vars(one), "path": str(one.path)}
+        for suggestion in self.chosen:
+            yield {**vars(suggestion), "path": str(suggestion.path)}
         for path, error in self.errors.items():
             yield {"path": str(path), "error": error}
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The predictions of N images without labels, as far as active learning needs them."""
+    """Predictions of N images without labels, reduced to what active learning uses."""
 
     labels: list[str]
     probabilities: Tensor  # [N]: of the top-1 class
@@ -96,20 +96,20 @@ class Pool:
     @classmethod
     def of(cls, parts: Sequence[Prediction]) -> Pool:
         """Collect parts of a prediction."""
-        best = [F.pad(part.probabilities, (0, 1)).topk(2, dim=1).values for part in parts]
-        first, second = torch.cat(best).double().unbind(dim=1)
+        pairs = [F.pad(part.probabilities, (0, 1)).topk(2, dim=1).values for part in parts]
+        top1, top2 = torch.cat(pairs).double().unbind(dim=1)
         similarities = torch.cat([part.similarities.amax(dim=1) for part in parts])
         labels = [label for part in parts for label in part.labels]
-        return cls(labels, first, 1 - (first - second), similarities, torch.cat([p.embeddings for p in parts]))
+        return cls(labels, top1, 1 - (top1 - top2), similarities, torch.cat([p.embeddings for p in parts]))
 
     def informative_rows(self, rows: Sequence[int], count: int) -> list[int]:
-        """Return those of these rows whose labels help most, the most informative first."""
-        chosen = torch.as_tensor(rows, dtype=torch.long)
-        return chosen[select_informative(self.embeddings[chosen], self.uncertainty[chosen], count)].tolist()
+        """Return at most `count` of the rows, those whose labels help most, the most informative first."""
+        candidates = torch.as_tensor(rows, dtype=torch.long)
+        return candidates[select_informative(self.embeddings[candidates], self.uncertainty[candidates], count)].tolist()
 
     def ood_rows(self, learner: Learner, fraction: float) -> list[int]:
         """Return out-of-distribution rows, the least similar first; none if the model is not calibrated."""
-        if not fraction or not calibrated(learner):
+        if not fraction or not is_calibrated(learner):
             return []
         rejection = Rejection(learner, fraction)
         order = self.similarities.argsort(stable=True).tolist()
@@ -149,23 +149,23 @@ def suggest(
     for part in learner.stream(images):
         parts.append(part)
         report(sum(map(len, parts)))
-    read = images.readable_rows()
+    readable = images.readable_rows()
     pool = Pool.of(parts)
-    copies = {read[i]: read[of] for i, of in near_duplicates(images.thumbnails[read]).items()}
-    originals = [i for i in read if i not in copies]
-    unknown = [i for i in pool.ood_rows(learner, reject) if i not in copies and i not in images.errors]
-    rows = {"label": pool.informative_rows(originals, count), "unknown": unknown, "duplicate": list(copies)}
+    copies = {readable[i]: readable[of] for i, of in find_near_duplicates(images.thumbnails[readable]).items()}
+    originals = [i for i in readable if i not in copies]
+    ood = [i for i in pool.ood_rows(learner, reject) if i not in copies and i not in images.errors]
+    rows = {"label": pool.informative_rows(originals, count), "unknown": ood, "duplicate": list(copies)}
 
-    def suggestion(i: int, why: str) -> Suggestion:
-        other = str(images.paths[copies[i]]) if i in copies else None
-        return Suggestion(images.paths[i], why, pool.labels[i], float(pool.probabilities[i]), other)
+    def suggestion(i: int, reason: str) -> Suggestion:
+        original = str(images.paths[copies[i]]) if i in copies else None
+        return Suggestion(images.paths[i], reason, pool.labels[i], float(pool.probabilities[i]), original)
 
-    chosen = [suggestion(i, why) for why, found in rows.items() for i in found[:count]]
-    return Suggestions(len(read), {w: len(r) for w, r in rows.items()}, chosen, images.errors_by_path())
+    suggestions = [suggestion(i, reason) for reason, group in rows.items() for i in group[:count]]
+    return Suggestions(len(readable), {w: len(r) for w, r in rows.items()}, suggestions, images.errors_by_path())
 
 
 def select_informative(embeddings: Tensor, uncertainty: Tensor, count: int) -> Tensor:
-    """Return the rows [count] of the images whose labels tell most about all, in the order they are chosen.
+    """Return the rows [count] of the images whose labels help most, in the order in which they are chosen.
 
     Once the label of image i is known, the variance of image j falls by K_ij² / (K_ii + noise); the noise is that
     of the default classifier's kernel ridge. Embeddings are [N, D], uncertainty is [N], from 0 to 1.
@@ -174,19 +174,19 @@ def select_informative(embeddings: Tensor, uncertainty: Tensor, count: int) -> T
     units = F.normalize(embeddings[rows].double(), dim=1)
     weights = uncertainty[rows].double().clamp(min=MIN_UNCERTAINTY)
     covariance = arc_cosine(units, units)  # [n, n]
-    chosen: list[int] = []
+    picks: list[int] = []
     for _ in range(min(count, len(rows))):
         gain = torch.mv(covariance.square(), weights) / (covariance.diagonal() + RIDGE)
-        gain[chosen] = -torch.inf
-        best = int(gain.argmax())
-        chosen.append(best)
-        own = covariance[best].clone()
-        covariance.addr_(own, own, alpha=-1 / (float(own[best]) + RIDGE))
-    return rows[chosen]
+        gain[picks] = -torch.inf
+        pick = int(gain.argmax())
+        picks.append(pick)
+        column = covariance[pick].clone()
+        covariance.addr_(column, column, alpha=-1 / (float(column[pick]) + RIDGE))
+    return rows[picks]
 
 
 def check_count(count: int) -> None:
-    """Raise a SettingsError if no image is asked for."""
+    """Raise a SettingsError if the count is below 1."""
     if count < 1:
         raise SettingsError(f"count = {count}: ask for at least one image", code="bad-count", value=count)
 
@@ -199,6 +199,6 @@ class _Thumbnailed(ForgivingFiles):
         self.thumbnails = torch.zeros(len(self), THUMBNAIL**2)
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
-        found = super().pixels(rows)
-        self.thumbnails[torch.as_tensor(rows)] = thumbnails(found)
-        return found
+        pixels = super().pixels(rows)
+        self.thumbnails[torch.as_tensor(rows)] = thumbnails(pixels)
+        return pixels

@@ -1,11 +1,11 @@
 """Choose the backbone that suits a user's own images: try every one on this disk, train none.
 
-A sample of the images is embedded by each, and each image is predicted as if it had not been learned: by the
-evidence that predictions are made of, in closed form. Of those within one standard error of the best, the one
-that computes least is chosen.
+Each backbone embeds a sample of the images. The default classifier predicts each image by leave-one-out, in closed
+form. Of the backbones within one standard error of the best, the one that computes least is chosen.
 
-No measured second decides: how many images are tried follows from what backbones compute, the threads and a
-nominal speed of the machine. So the same images, weights, machine and threads give the same choice.
+The choice does not depend on measured time. The number of images tried follows from the multiplications of the
+backbones, the threads and a nominal speed of the machine. So the same images, weights, machine and threads give the
+same choice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEAST, MOST = 50, 1000  # images of a trial; a backbone too slow for the least i
 PER_CLASS = 5  # images at least, if classes have them; where they are too many, some classes are tried
 COPIES = 3  # of its weights that are in memory while a backbone is loaded
 
-# Why one was chosen.
+# Reasons for a choice.
 BEST = "the one that computes least of those within one standard error of the best"
 ALONE, ONLY_TRIED = "the only one on this disk", "the only one that can be tried"
 LARGEST = "the largest on this disk, since nothing can be compared without two classes and two images of one"
@@ -74,7 +74,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen backbone, why it was chosen, and all trials."""
+    """The chosen backbone, the reason, and all trials."""
 
     info: BackboneInfo
     why: str
@@ -113,36 +113,36 @@ def choose_backbone(
     Raises:
         DataError: There are no images (code "no-images").
     """
-    images, labels = _parted(data)
+    images, labels = _split_data(data)
     if not labels:
         raise DataError("there are no images to choose a backbone by", code="no-images")
     count, counts = len(labels), Counter(labels)
-    found, left_out = candidates_on_disk()
+    candidates, left_out = candidates_on_disk()
     speed = nominal_speed(device)
-    tried = affordable(found, count, speed, left_out)
+    backbones = affordable(candidates, count, speed, left_out)
     comparable = len(counts) > 1 and max(counts.values()) > 1
     if comparable and fetch and may_fetch():
-        tried = _with_fetched(tried, count, speed, left_out, say)
-    if len(tried) == 1:
-        return Choice(tried[0], ONLY_TRIED if left_out else ALONE, (), left_out)
+        backbones = _with_fetched(backbones, count, speed, left_out, say)
+    if len(backbones) == 1:
+        return Choice(backbones[0], ONLY_TRIED if left_out else ALONE, (), left_out)
     if not comparable:
-        return Choice(max(tried, key=_cost), LARGEST, (), left_out)
-    in_time = int(SECONDS * speed / sum(map(_cost, tried)))  # images that all of them can embed
+        return Choice(max(backbones, key=_cost), LARGEST, (), left_out)
+    in_time = int(SECONDS * speed / sum(map(_cost, backbones)))  # images that all of them can embed
     rows = sample(labels, max(LEAST, min(MOST, in_time)), seed)
     trials: list[Trial] = []
-    for info in sorted(tried, key=_cost):
+    for info in sorted(backbones, key=_cost):
         try:
             trials.append(_try(info, images, labels, rows, device, on_stage, precision))
         except WeightsError as error:
             left_out[info.alias] = str(error)
-    return Choice(best(trials).info, BEST, tuple(trials), left_out)
+    return Choice(select_trial(trials).info, BEST, tuple(trials), left_out)
 
 
-def best(trials: Sequence[Trial]) -> Trial:
+def select_trial(trials: Sequence[Trial]) -> Trial:
     """Return the cheapest trial within one standard error of the most accurate one."""
     leader = max(trials, key=lambda trial: trial.right)
-    enough = [trial for trial in trials if trial.accuracy >= leader.accuracy - leader.standard_error]
-    return min(enough, key=lambda trial: (_cost(trial.info), -trial.right))
+    contenders = [trial for trial in trials if trial.accuracy >= leader.accuracy - leader.standard_error]
+    return min(contenders, key=lambda trial: (_cost(trial.info), -trial.right))
 
 
 def nominal_speed(device: str | torch.device) -> float:
@@ -155,46 +155,46 @@ def affordable(
     images: int,
     speed: float,
     left_out: dict[str, str],
-    before: Sequence[BackboneInfo] = (),
+    base: Sequence[BackboneInfo] = (),
 ) -> list[BackboneInfo]:
-    """Return `before` and the candidates that time and memory allow, the smallest first; add the rest to `left_out`."""
-    taken = list(before)
+    """Return `base` and the candidates that time and memory allow, the smallest first; add the others to `left_out`."""
+    selection = list(base)
     for info in sorted(candidates, key=_cost):
         if 4 * COPIES * info.parameters > memory_size():
             left_out[info.alias] = "too large for the memory of this machine"
-        elif taken and SECONDS * speed < min(LEAST, images) * sum(map(_cost, [*taken, info])):
+        elif selection and SECONDS * speed < min(LEAST, images) * sum(map(_cost, [*selection, info])):
             left_out[info.alias] = "too slow to be tried here, beside the others, within a minute"
         else:
-            taken.append(info)
-    return taken
+            selection.append(info)
+    return selection
 
 
-def sample(labels: Sequence[str], most: int, seed: int = 0) -> list[int]:
-    """Draw at most `most` rows, equally many of each class as far as it has them."""
+def sample(labels: Sequence[str], limit: int, seed: int = 0) -> list[int]:
+    """Draw at most `limit` rows, equally many of each class as far as it has them."""
     rows = rows_by_label(labels)
     names = sorted(rows)
-    classes = min(len(names), most // PER_CLASS)
-    chosen = [names[i] for i in _order(len(names), task_seed(seed, names))[:classes]]
-    each = min(MAX_PROTOTYPES, most // classes)  # no more than a class summary keeps as single images
-    drawn: list[int] = []
-    for name in chosen:
-        own = rows[name]
-        drawn += [own[i] for i in _order(len(own), task_seed(seed, [name]))[:each]]
-    return sorted(drawn)
+    classes = min(len(names), limit // PER_CLASS)
+    class_names = [names[i] for i in _order(len(names), task_seed(seed, names))[:classes]]
+    per_class = min(MAX_PROTOTYPES, limit // classes)  # no more than a class summary keeps as single images
+    draws: list[int] = []
+    for name in class_names:
+        class_rows = rows[name]
+        draws += [class_rows[i] for i in _order(len(class_rows), task_seed(seed, [name]))[:per_class]]
+    return sorted(draws)
 
 
-def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]:
+def count_loo_correct(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]:
     """Count the embeddings [n, D] or [n, S, D] that leave-one-out predicts correctly, and all that it predicts."""
     names = sorted(set(labels))
     owners = torch.tensor([names.index(label) for label in labels])
     scorer = CoarseScorer([summarise_class(embeddings[owners == i]) for i in range(len(names))])
     scores, _ = scorer.loo_scores()  # [m, C]
-    true = scorer.statistics.loo_labels
-    return int((scores.argmax(dim=1) == true).sum()), len(true)
+    loo_labels = scorer.statistics.loo_labels
+    return int((scores.argmax(dim=1) == loo_labels).sum()), len(loo_labels)
 
 
-def _parted(data: Any) -> tuple[Any, list[str]]:
-    """Return the images as they were given, for any backbone to read, and their labels."""
+def _split_data(data: Any) -> tuple[Any, list[str]]:
+    """Return the images, which any backbone can read, and their labels."""
     if isinstance(data, (str, os.PathLike)):
         files = read_labelled(Path(data))
         return files.paths, files.labels
@@ -218,24 +218,24 @@ def _try(
     began = time.perf_counter()
     embeddings = backbone.reading("several").embed_set(images, on_batch=on_batch, rows=rows)
     seconds = time.perf_counter() - began
-    right, of = left_out_right(embeddings.unflatten(1, (-1, backbone.dim)), [labels[row] for row in rows])
-    return Trial(info, right, of, len(rows) / seconds)
+    correct, of = count_loo_correct(embeddings.unflatten(1, (-1, backbone.dim)), [labels[row] for row in rows])
+    return Trial(info, correct, of, len(rows) / seconds)
 
 
 def _with_fetched(
-    tried: list[BackboneInfo], images: int, speed: float, left_out: dict[str, str], say: Callable[[str], None]
+    backbones: list[BackboneInfo], images: int, speed: float, left_out: dict[str, str], say: Callable[[str], None]
 ) -> list[BackboneInfo]:
-    """Return `tried` and the small backbones that this machine is fast enough for and that could be downloaded."""
-    for info in affordable(worth_fetching(), images, speed, left_out, tried)[len(tried) :]:
+    """Return `backbones` and the small backbones that this machine is fast enough for and that could be downloaded."""
+    for info in affordable(worth_fetching(), images, speed, left_out, backbones)[len(backbones) :]:
         about = f"{info.name}, {4 * info.parameters / 1e6:.0f} MB, {info.licence}"
         say(f"fetching {info.alias} ({about}) to try it; HF_HUB_OFFLINE=1 fetches nothing")
         try:
-            tried = [*tried, replace(info, path=fetch_weights(info.name))]
+            backbones = [*backbones, replace(info, path=fetch_weights(info.name))]
         except WeightsError as error:
             cause = type(error.__cause__).__name__
             say(f"{info.alias} cannot be fetched ({cause}); only what is on this disk is tried")
             break  # the others would come from the same place
-    return tried
+    return backbones
 
 
 def _cost(info: BackboneInfo) -> int:
@@ -243,5 +243,5 @@ def _cost(info: BackboneInfo) -> int:
 
 
 def _order(count: int, seed: int) -> list[int]:
-    found: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
-    return found
+    order: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    return order

@@ -1,6 +1,6 @@
 """Near-duplicates: images that are copies of one another, also resized or saved as JPEG.
 
-They are found by pixels, not by embeddings: to some networks a JPEG copy is further away than other images are.
+Pixels are compared, not embeddings: in some feature spaces a JPEG copy is further away than other images are.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ _ROUNDING = 1e-6  # of squared distances, so that a blank image is a copy of its
 
 def thumbnails(pixels: Tensor) -> Tensor:
     """Return grey levels [N, THUMBNAIL²] of pixels uint8 [N, 3, h, w]."""
-    small = F.interpolate(pixels.float().mean(dim=1, keepdim=True), (THUMBNAIL, THUMBNAIL), mode="area")
-    return small.flatten(1)
+    grey = F.interpolate(pixels.float().mean(dim=1, keepdim=True), (THUMBNAIL, THUMBNAIL), mode="area")
+    return grey.flatten(1)
 
 
-def near_duplicates(thumbnails: Tensor) -> dict[int, int]:
+def find_near_duplicates(thumbnails: Tensor) -> dict[int, int]:
     """Map rows of thumbnails [N, pixels] that copy an earlier original to the row of that original."""
     points = thumbnails.double()
     squares = points.square().sum(dim=1)
     contrast = points.std(dim=1, correction=0)
     limits = (MAX_CONTRAST_SHARE * contrast).clamp(max=MAX_DISTANCE).square() * points.shape[1] + _ROUNDING
-    found: dict[int, int] = {}
+    copies: dict[int, int] = {}
     for start in range(0, len(points), _BLOCK):
-        block, before = slice(start, start + _BLOCK), slice(start + _BLOCK)
-        distances = squares[block, None] + squares[before] - 2 * points[block] @ points[before].T
-        near = distances <= torch.minimum(limits[block, None], limits[before])
-        for row, other in near.tril(diagonal=start - 1).nonzero().tolist():
-            if other not in found:
-                found.setdefault(start + row, other)
-    return found
+        block, columns = slice(start, start + _BLOCK), slice(start + _BLOCK)
+        distances = squares[block, None] + squares[columns] - 2 * points[block] @ points[columns].T
+        matches = distances <= torch.minimum(limits[block, None], limits[columns])
+        for row, column in matches.tril(diagonal=start - 1).nonzero().tolist():
+            if column not in copies:
+                copies.setdefault(start + row, column)
+    return copies
 
 
-def duplicates(digests: list[int], thumbnails: Tensor) -> dict[int, int]:
+def find_duplicates(digests: list[int], thumbnails: Tensor) -> dict[int, int]:
     """Map rows of N files to the row of the original that they copy.
 
     Files of the same digest are copies, however many there are. Thumbnails [N, pixels] are compared of at most
     `MAX_COMPARED` files.
     """
-    first: dict[int, int] = {}
-    exact = {row: first[number] for row, number in enumerate(digests) if first.setdefault(number, row) != row}
+    originals: dict[int, int] = {}
+    exact = {row: originals[number] for row, number in enumerate(digests) if originals.setdefault(number, row) != row}
     if len(digests) > MAX_COMPARED:
         return exact
-    return exact | near_duplicates(thumbnails)
+    return exact | find_near_duplicates(thumbnails)

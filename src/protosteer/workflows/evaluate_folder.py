@@ -34,7 +34,7 @@ class EvaluatedImage:
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """How one class fared, in percent; None where there is nothing to divide by."""
+    """Metrics of one class, in percent; None where there is nothing to divide by."""
 
     precision: float | None  # of images predicted as it, the share that is of it
     recall: float | None  # of its images, the share predicted as it
@@ -90,9 +90,9 @@ class Evaluation:
         """Return counts [C, C] by `labels`: rows are actual classes, columns predicted ones."""
         return [[self.pairs[actual, predicted] for predicted in self.labels] for actual in self.labels]
 
-    def most_confused(self, most: int = 10) -> list[tuple[str, str, int]]:
+    def most_confused(self, limit: int = 10) -> list[tuple[str, str, int]]:
         """Return (actual class, predicted class, count), the most frequent first."""
-        return most_confused(self.pairs, most)
+        return most_confused(self.pairs, limit)
 
     def per_class(self) -> dict[str, ClassMetrics]:
         """Return the metrics of every class that occurs."""
@@ -105,14 +105,14 @@ class Evaluation:
             return 100.0 * part / of if of else None
 
         def metrics(name: str) -> ClassMetrics:
-            right, shown, said = self.pairs[name, name], support[name], predicted[name]
-            return ClassMetrics(share(right, said), share(right, shown), share(2 * right, shown + said), shown)
+            hits, images, guesses = self.pairs[name, name], support[name], predicted[name]
+            return ClassMetrics(share(hits, guesses), share(hits, images), share(2 * hits, images + guesses), images)
 
         return {name: metrics(name) for name in self.labels}
 
 
 def evaluate_folder(learner: Learner, files: Files, on_stage: OnStage | None = None) -> Evaluation:
-    """Predict labelled files and compare.
+    """Predict labelled files and compare the predictions with their labels.
 
     Raises:
         DataError: No file can be read.
@@ -124,10 +124,11 @@ def evaluate_folder(learner: Learner, files: Files, on_stage: OnStage | None = N
         answers += [(label, probability) for ((label, probability, _),) in part.ranked(1)]
         report(len(answers))
     rows = images.readable_rows()
-    read = files.rows(rows)
-    found = KnownFiles.find(learner.memory.tasks, read, digests_of(read.paths))
-    learned = {*found.same_class, *found.other_class}
+    readable = files.rows(rows)
+    known_files = KnownFiles.find(learner.memory.tasks, readable, digests_of(readable.paths))
+    known_rows = {*known_files.same_class, *known_files.other_class}
     evaluated = [
-        EvaluatedImage(files.paths[row], files.labels[row], *answers[row], i in learned) for i, row in enumerate(rows)
+        EvaluatedImage(files.paths[row], files.labels[row], *answers[row], i in known_rows)
+        for i, row in enumerate(rows)
     ]
     return Evaluation(evaluated, images.errors_by_path(), learner.classes)

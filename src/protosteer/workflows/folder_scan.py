@@ -28,7 +28,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.util.files import digest
 from protosteer.util.text import check_name
-from protosteer.workflows.duplicates import duplicates, thumbnails
+from protosteer.workflows.duplicates import find_duplicates, thumbnails
 from protosteer.workflows.known_files import KnownFiles
 
 _COMPARED = Preprocessing(64, (0.5,) * 3, (0.5,) * 3)  # what images are compared by before a backbone is chosen
@@ -69,7 +69,7 @@ class FolderScan:
     canvases: dict[Path, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave decoded images behind when the scan goes to another process."""
+        """Return the state without decoded images, for another process."""
         return {**vars(self), "canvases": {}}
 
     @property
@@ -80,10 +80,10 @@ class FolderScan:
     @property
     def skipped(self) -> dict[str, list[Path]]:
         """Files that are not learned since they are no readable images, by reason."""
-        found: dict[str, list[Path]] = {}
+        paths: dict[str, list[Path]] = {}
         for path in self.unreadable.paths:
-            found.setdefault(self.reasons[path], []).append(path)
-        return found | self.other_files
+            paths.setdefault(self.reasons[path], []).append(path)
+        return paths | self.other_files
 
     @property
     def files_and_copies(self) -> Files:
@@ -92,7 +92,7 @@ class FolderScan:
         return Files([*files.paths, *copies.paths], [*files.labels, *copies.labels])
 
     def images(self, files: Files, preprocessing: Preprocessing) -> ImageSet:
-        """Return some of the files as images; what the scan has decoded is not decoded again."""
+        """Return some of the files as images; images that the scan has decoded are not decoded again."""
         images = DecodedCache(FileImages(files.paths, preprocessing))
         if preprocessing == self.preprocessing:
             rows = enumerate(files.paths)
@@ -155,35 +155,38 @@ def scan_folder(
         check_name(label, f"a class of {folder},")
     if name is not None:
         check_name(name, "the task")
-    read = _ReadFiles.of(files, preprocessing, on_file)
+    contents = _ReadFiles.of(files, preprocessing, on_file)
     readable, unreadable = (
-        files.rows(i for i, path in enumerate(files.paths) if path in found) for found in (read.digests, read.reasons)
+        files.rows(i for i, path in enumerate(files.paths) if path in mapping)
+        for mapping in (contents.digests, contents.reasons)
     )
-    _reject_unreadable_class(folder, readable.labels, unreadable, read.reasons)
+    _reject_unreadable_class(folder, readable.labels, unreadable, contents.reasons)
     unfinished = unfinished_task(memory, folder, files.labels, name) if memory else None
-    others = Memory(task for task in memory.tasks if task is not unfinished) if memory else Memory()
-    known = KnownFiles.find(others.tasks, readable, read.digests)
-    rows = sorted({*range(len(readable))} - {*known.same_class})
-    new = readable.rows(rows)
-    copies = _copies(new, read)
-    originals = [i for i in range(len(new)) if i not in copies]
-    owners = others.owners
+    base = Memory(task for task in memory.tasks if task is not unfinished) if memory else Memory()
+    known_files = KnownFiles.find(base.tasks, readable, contents.digests)
+    rows = sorted({*range(len(readable))} - {*known_files.same_class})
+    new_files = readable.rows(rows)
+    copies = _copies(new_files, contents)
+    originals = [i for i in range(len(new_files)) if i not in copies]
+    owners = base.owners
     return FolderScan(
         folder=folder,
-        files=new.rows(originals),
-        digests=read.digests,
+        files=new_files.rows(originals),
+        digests=contents.digests,
         unreadable=unreadable,
-        reasons=read.reasons,
+        reasons=contents.reasons,
         other_files=skipped_files(folder) if folder.is_dir() and not is_set(folder) else {},
-        copies=new.rows(copies),
-        originals=new.rows(copies.values()),
+        copies=new_files.rows(copies),
+        originals=new_files.rows(copies.values()),
         known={label: owners[label] for label in dict.fromkeys(files.labels) if label in owners},
-        already_learned=[readable.paths[i] for i in known.same_class],
+        already_learned=[readable.paths[i] for i in known_files.same_class],
         learned_as_other_class={
-            new.paths[i]: known.other_class[rows[i]] for i in originals if rows[i] in known.other_class
+            new_files.paths[i]: known_files.other_class[rows[i]]
+            for i in originals
+            if rows[i] in known_files.other_class
         },
         preprocessing=preprocessing,
-        canvases=read.canvases,
+        canvases=contents.canvases,
     )
 
 
@@ -191,17 +194,17 @@ def _reject_unreadable_class(
     folder: Path, classes: Sequence[str], unreadable: Files, reasons: Mapping[Path, str]
 ) -> None:
     """Raise if a class is not among the `classes` of readable images."""
-    empty = set(unreadable.labels) - set(classes)
-    if empty:
-        name = min(empty)
-        why = reasons[unreadable.paths[unreadable.labels.index(name)]]
-        message = f"class '{name}' of {folder} has no image that can be read ({why}); replace its files or remove it"
+    class_names = set(unreadable.labels) - set(classes)
+    if class_names:
+        name = min(class_names)
+        reason = reasons[unreadable.paths[unreadable.labels.index(name)]]
+        message = f"class '{name}' of {folder} has no image that can be read ({reason}); replace its files or remove it"
         raise DataError(message, code="unreadable-class", name=name)
 
 
 @dataclass
 class _ReadFiles:
-    """What one pass over all files gave.
+    """Results of one pass over all files.
 
     Attributes:
         digests: Digests of the contents of readable files.
@@ -218,33 +221,33 @@ class _ReadFiles:
     @classmethod
     def of(cls, files: Files, preprocessing: Preprocessing | None, on_file: Callable[[int, int], None]) -> _ReadFiles:
         """Read every file once; with a backbone's preprocessing, decode it for learning already."""
-        found, kept_bytes = cls(), 0
+        contents, canvas_bytes = cls(), 0
         results = in_threads(lambda path: _read(path, preprocessing or _COMPARED), files.paths)
-        for done, (path, read) in enumerate(zip(files.paths, results, strict=True), 1):
-            if isinstance(read, str):
-                found.reasons[path] = read
+        for count, (path, result) in enumerate(zip(files.paths, results, strict=True), 1):
+            if isinstance(result, str):
+                contents.reasons[path] = result
             else:
-                found.digests[path], canvas = read
-                found.thumbnails[path] = thumbnails(canvas[None])[0]
-                if preprocessing is not None and kept_bytes + canvas.nbytes <= decode_cache.BUDGET:
-                    found.canvases[path] = canvas
-                    kept_bytes += canvas.nbytes
-            on_file(done, len(files))
-        return found
+                contents.digests[path], canvas = result
+                contents.thumbnails[path] = thumbnails(canvas[None])[0]
+                if preprocessing is not None and canvas_bytes + canvas.nbytes <= decode_cache.BUDGET:
+                    contents.canvases[path] = canvas
+                    canvas_bytes += canvas.nbytes
+            on_file(count, len(files))
+        return contents
 
 
-def _copies(files: Files, read: _ReadFiles) -> dict[int, int]:
-    """Map rows to the row that they copy; a class keeps its images if all of them are copies of another class's."""
+def _copies(files: Files, contents: _ReadFiles) -> dict[int, int]:
+    """Map rows to the rows that they copy; a class whose images are all copies of other classes' keeps them."""
     if not len(files):
         return {}
-    small = torch.stack([read.thumbnails[path] for path in files.paths])
-    copies = duplicates([read.digests[path] for path in files.paths], small)
+    stack = torch.stack([contents.thumbnails[path] for path in files.paths])
+    copies = find_duplicates([contents.digests[path] for path in files.paths], stack)
     originals = {label for row, label in enumerate(files.labels) if row not in copies}
     return {row: of for row, of in copies.items() if files.labels[row] in originals}
 
 
 def _read(path: Path, preprocessing: Preprocessing) -> tuple[int, Tensor] | str:
-    """Digest and decode a file from one reading; return why if it is unreadable."""
+    """Read a file once; return its digest and decoded image, or the reason why it is unreadable."""
     try:
         content = image_bytes(path)
         with opened(path, content) as image:
@@ -258,18 +261,18 @@ def _read(path: Path, preprocessing: Preprocessing) -> tuple[int, Tensor] | str:
 def unfinished_task(memory: Memory, folder: Path, labels: Iterable[str], name: str | None) -> TaskRecord | None:
     """Return the unfinished task that learning a folder resumes, if there is one.
 
-    It has the given name, or the folder's; and just these classes, or those of them not known otherwise.
+    The task has the given name, or the folder's. It has all the classes in `labels`, except those of other tasks.
     """
-    wanted, owners = set(labels), memory.owners
+    names, owners = set(labels), memory.owners
     for task in memory.tasks:
-        same = task.name == name if name is not None else names_folder(task, folder)
-        own = set(task.class_names)
-        if task.metadata.unfinished and same and own <= wanted and wanted - own <= owners.keys():
+        is_named = task.name == name if name is not None else names_folder(task, folder)
+        classes = set(task.class_names)
+        if task.metadata.unfinished and is_named and classes <= names and names - classes <= owners.keys():
             return task
     return None
 
 
-def own_name(folder: Path) -> str:
+def default_name(folder: Path) -> str:
     """Return the default name of a task: the folder's, or the list's without its suffix."""
     path = Path(os.path.abspath(folder))
     return path.stem if is_list(path) else path.name
@@ -277,4 +280,4 @@ def own_name(folder: Path) -> str:
 
 def names_folder(task: TaskRecord, folder: Path) -> bool:
     """Return whether a task is named after a folder; a number follows if the name was taken."""
-    return re.fullmatch(rf"{re.escape(own_name(folder))}(-\d+)?", task.name) is not None
+    return re.fullmatch(rf"{re.escape(default_name(folder))}(-\d+)?", task.name) is not None

@@ -38,9 +38,9 @@ class Check:
     predicted: list[str]
 
     @classmethod
-    def make(cls, learner: Learner, name: str, unseen: ImageSet, labels: list[str], on_stage: OnStage | None) -> Check:
+    def make(cls, learner: Learner, name: str, images: ImageSet, labels: list[str], on_stage: OnStage | None) -> Check:
         """Predict the held-out images of task `name`, whose actual labels are given."""
-        return cls(labels, _answers(learner, name, "checking", unseen, on_stage)[0])
+        return cls(labels, _answers(learner, name, "checking", images, on_stage)[0])
 
     @property
     def accuracy(self) -> Accuracy:
@@ -49,44 +49,44 @@ class Check:
 
     def per_class(self) -> dict[str, tuple[int, int]]:
         """Return for each class its number of held-out images, and how many were classified correctly."""
-        shown = Counter(self.labels)
-        right = Counter(a for a, b in zip(self.labels, self.predicted, strict=True) if a == b)
-        return {name: (shown[name], right[name]) for name in shown}
+        support = Counter(self.labels)
+        correct = Counter(a for a, b in zip(self.labels, self.predicted, strict=True) if a == b)
+        return {name: (support[name], correct[name]) for name in support}
 
-    def confused(self, most: int = 5) -> list[tuple[str, str, int]]:
+    def confused(self, limit: int = 5) -> list[tuple[str, str, int]]:
         """Return (actual class, predicted class, count), the most frequent confusions first."""
-        return most_confused(Counter(zip(self.labels, self.predicted, strict=True)), most)
+        return most_confused(Counter(zip(self.labels, self.predicted, strict=True)), limit)
 
 
-def most_confused(pairs: Counter[tuple[str, str]], most: int) -> list[tuple[str, str, int]]:
+def most_confused(pairs: Counter[tuple[str, str]], limit: int) -> list[tuple[str, str, int]]:
     """Return the most frequent pairs of actual and predicted class that differ, with their counts."""
-    wrong = [(*pair, count) for pair, count in pairs.items() if pair[0] != pair[1]]
-    return sorted(wrong, key=lambda found: (-found[2], found[:2]))[:most]
+    mistakes = [(*pair, count) for pair, count in pairs.items() if pair[0] != pair[1]]
+    return sorted(mistakes, key=lambda mistake: (-mistake[2], mistake[:2]))[:limit]
 
 
 def with_heldout_similarities(
-    record: TaskRecord, learner: Learner, unseen: ImageSet, labels: list[str], on_stage: OnStage | None
+    record: TaskRecord, learner: Learner, images: ImageSet, labels: list[str], on_stage: OnStage | None
 ) -> TaskRecord:
     """Return the task with the similarities of held-out images to its prototypes, as if it were the only task.
 
     CPP inference takes its rejection threshold from them.
     """
-    alone = Learner(learner.backbone, learner.settings.replace(rule=learner.reader.rule))
-    alone.memory = Memory([record])
-    _, similarities = _answers(alone, record.name, "calibrating", unseen, on_stage)
-    own = {name: torch.tensor([label == name for label in labels]) for name in record.class_names}
-    parts = [similarities[rows] if rows.any() else None for rows in own.values()]
+    task_learner = Learner(learner.backbone, learner.settings.replace(rule=learner.reader.rule))
+    task_learner.memory = Memory([record])
+    _, similarities = _answers(task_learner, record.name, "calibrating", images, on_stage)
+    masks = {name: torch.tensor([label == name for label in labels]) for name in record.class_names}
+    parts = [similarities[rows] if rows.any() else None for rows in masks.values()]
     return dataclasses.replace(record, classes=record.classes.with_rows("held_out", parts))
 
 
 def _answers(
-    learner: Learner, name: str, doing: str, unseen: ImageSet, on_stage: OnStage | None
+    learner: Learner, name: str, stage: str, images: ImageSet, on_stage: OnStage | None
 ) -> tuple[list[str], Tensor]:
     """Return predicted classes of H held-out images, and the greatest similarity of each [H]."""
     labels: list[str] = []
     similarities: list[Tensor] = []
-    report = counting(on_stage, name, doing, len(unseen))
-    for part in learner.stream(unseen):
+    report = counting(on_stage, name, stage, len(images))
+    for part in learner.stream(images):
         labels += part.labels
         similarities.append(part.similarities.amax(dim=1))
         report(len(labels))
@@ -103,9 +103,9 @@ def refit(
     """
     settings, rule = learner.settings, RULES[learner.settings.rule]
     task_images, prompt = learner.task_images(images, record.name, on_stage), record.prompt
-    plain, values = task_images.features(None), task_images.embed(prompt)
-    shared = None if record.shared_prompt is None else task_images.features(record.shared_prompt)
-    embeddings, seed = Embeddings(plain, values, shared), task_seed(settings.seed, record.class_names)
+    plain_features, values = task_images.features(None), task_images.embed(prompt)
+    shared_features = None if record.shared_prompt is None else task_images.features(record.shared_prompt)
+    embeddings, seed = Embeddings(plain_features, values, shared_features), task_seed(settings.seed, record.class_names)
     place = {name: i for i, name in enumerate(record.class_names)}
     numbers = torch.tensor([place[label] for label in labels])
     classes = ClassTable.of(
@@ -115,7 +115,7 @@ def refit(
     metadata = dataclasses.replace(
         record.metadata,
         images=len(labels),
-        key_spread=round(diagnostics.spread(plain[:, 0]), 6),
+        key_spread=round(diagnostics.spread(plain_features[:, 0]), 6),
         value_spread=round(diagnostics.spread(values), 6),
     )
     return dataclasses.replace(record, classes=classes, metadata=metadata)

@@ -20,7 +20,7 @@ from protosteer.util.files import digest
 
 @dataclass(frozen=True)
 class KnownFiles:
-    """Files that a model has met before.
+    """Files that a model was learned from.
 
     Attributes:
         same_class: Rows of files that their own class was learned from.
@@ -34,11 +34,11 @@ class KnownFiles:
     def find(cls, tasks: Sequence[TaskRecord], files: Files, digests: Mapping[Path, int]) -> KnownFiles:
         """Look files up by the digests of their contents."""
         owners: dict[int, list[str]] = {}
-        for number, name in (found for task in tasks for found in task.classes.find_digests(digests.values())):
+        for number, name in (pair for task in tasks for pair in task.classes.find_digests(digests.values())):
             owners.setdefault(number, []).append(name)
         learned_as = [owners.get(digests[path], []) for path in files.paths]
-        same = [i for i, label in enumerate(files.labels) if label in learned_as[i]]
-        return cls(same, {i: names[0] for i, names in enumerate(learned_as) if names and files.labels[i] not in names})
+        rows = [i for i, label in enumerate(files.labels) if label in learned_as[i]]
+        return cls(rows, {i: names[0] for i, names in enumerate(learned_as) if names and files.labels[i] not in names})
 
 
 def digests_of(paths: Sequence[Path]) -> dict[Path, int]:

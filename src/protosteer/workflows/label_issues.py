@@ -1,8 +1,8 @@
 """Label issues: images of class folders that look like another class under leave-one-out.
 
 Every image counts as a prototype of its class, so its leave-one-out probabilities have a closed form
-(`calibration.loo_probabilities`), whether a model has learned it or not. Classes that the model knows and the folder
-lacks may be the right ones, too. No prompt is used: one that was trained with a wrong label has learned it.
+(`calibration.loo_probabilities`), whether a model has learned it or not. Classes that only the model knows may be the
+correct ones, too. No prompt is used, since a prompt that was trained with a wrong label has learned that label.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ def mislabelled(learner: Learner, files: Files, count: int = COUNT, on_stage: On
     images = ForgivingFiles(files.paths, learner.backbone.preprocessing)
     on_batch = counting(on_stage, "", "checking", len(images))
     embeddings = learner.backbone.embed_set(images, batch_size=learner.settings.embed_batch_size, on_batch=on_batch)
-    read = images.readable_rows()
-    labels = [files.labels[i] for i in read]
-    own = set(labels)
-    table = learner.memory.table.without(own)
+    rows = images.readable_rows()
+    labels = [files.labels[i] for i in rows]
+    class_names = set(labels)
+    table = learner.memory.table.without(class_names)
     rivals = table.take((table.lengths("plain") > 0).nonzero()[:, 0])
-    if len(own) + len(rivals) < 2:
+    if len(class_names) + len(rivals) < 2:
         message = f"'{labels[0]}' is the only class there is; label issues need two"
         raise DataError(message, code="one-class", name=labels[0])
-    issues = find_label_issues(embeddings[read], labels, rivals)
-    chosen = [
-        Suggestion(images.paths[read[one.row]], "mislabelled", one.label, one.probability, labels[one.row])
-        for one in issues[:count]
+    issues = find_label_issues(embeddings[rows], labels, rivals)
+    suggestions = [
+        Suggestion(images.paths[rows[issue.row]], "mislabelled", issue.label, issue.probability, labels[issue.row])
+        for issue in issues[:count]
     ]
-    return Suggestions(len(read), {"mislabelled": len(issues)}, chosen, images.errors_by_path())
+    return Suggestions(len(rows), {"mislabelled": len(issues)}, suggestions, images.errors_by_path())
 
 
 def find_label_issues(embeddings: Tensor, labels: Sequence[str], rivals: ClassTable | None = None) -> list[LabelIssue]:
@@ -93,18 +93,18 @@ def find_label_issues(embeddings: Tensor, labels: Sequence[str], rivals: ClassTa
     order = owners.argsort(stable=True)  # class by class
     units = F.normalize(embeddings[order].float(), dim=1)
     ones, lengths = torch.ones(len(units), dtype=torch.int64), owners.bincount()
-    own = SummaryTable(units, ones, torch.zeros(len(classes), units.shape[1]), lengths)
-    others = rivals.summaries("plain") if rivals else None
-    bulk = own if others is None else SummaryTable.concatenate([own, others])
+    folder_table = SummaryTable(units, ones, torch.zeros(len(classes), units.shape[1]), lengths)
+    rival_table = rivals.summaries("plain") if rivals else None
+    bulk = folder_table if rival_table is None else SummaryTable.concatenate([folder_table, rival_table])
     for name in rivals.names if rivals else ():
         number.setdefault(name, len(number))
     names = list(number)
     numbers = torch.tensor([*range(len(classes)), *(number[name] for name in (rivals.names if rivals else ()))])
-    found = list[LabelIssue]()
+    issues = list[LabelIssue]()
     several = (owners.bincount()[owners[order]] > 1).nonzero()[:, 0]
     for points, shares in loo_probabilities(bulk, numbers, several):
-        top, given = shares.max(dim=1), shares.gather(1, owners[order[points]][:, None])[:, 0]
-        columns = (order[points], top.indices, top.values, given)
+        top, given_probs = shares.max(dim=1), shares.gather(1, owners[order[points]][:, None])[:, 0]
+        columns = (order[points], top.indices, top.values, given_probs)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        found += [LabelIssue(row, names[best], p, q) for row, best, p, q in rows if names[best] != labels[row]]
-    return sorted(found, key=lambda issue: (issue.given_label_prob, issue.row))
+        issues += [LabelIssue(row, names[top1], p, q) for row, top1, p, q in rows if names[top1] != labels[row]]
+    return sorted(issues, key=lambda issue: (issue.given_label_prob, issue.row))

@@ -1,15 +1,14 @@
 """Learn a scanned folder of images as one task, and estimate the model's accuracy.
 
-The accuracy over all classes is estimated by leave-one-out, which needs no held-out images. They judge training: a
-trained prompt is kept unless the model does worse with it on images that it was not trained with. A task-specific
-prompt must do better, since it costs another forward pass. Then held-out images are learned, too. CPP inference has no
-leave-one-out predictions: there, held-out images estimate the accuracy, give the similarities from which `ood` takes
-its threshold, and are never learned.
+Leave-one-out estimates the accuracy over all classes, without held-out images. Held-out images judge training: a
+trained prompt is kept unless they are classified worse with it. A task-specific prompt must do better, since it costs
+another forward pass. Then held-out images are learned, too. CPP inference has no leave-one-out predictions. There,
+held-out images estimate the accuracy, give the similarities from which `ood` takes its threshold, and are never learned.
 
-If a prompt is trained, the task exists twice: usable after one pass over its images, and finished. An unfinished
-task that a model was left with is learned again in its own place, from where its training was.
+If a prompt is trained, the model first gets an unfinished task, which is usable after one pass over its images. If
+training was interrupted, it resumes from its checkpoint, and the finished task replaces the unfinished one.
 
-Known classes grow: the new task has records of them too, from the images that are new.
+If a class is known already, the new task has another record of it, from its new images.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from protosteer.paper.task import task_seed
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.util.statistics import Accuracy
-from protosteer.workflows.folder_scan import FolderScan, own_name, unfinished_task
+from protosteer.workflows.folder_scan import FolderScan, default_name, unfinished_task
 from protosteer.workflows.holdout_eval import Check, loo_accuracy, refit, with_heldout_similarities
 from protosteer.workflows.known_files import with_file_digests
 
@@ -69,14 +68,14 @@ class LearnResult:
 
     @property
     def improvement(self) -> int | None:
-        """How many more held-out images are classified correctly after training; None if none were held out."""
+        """How many more held-out images training classifies correctly; None if none were held out."""
         if self.check is None or self.before_training is None:
             return None
         return self.check.accuracy.right - self.before_training.accuracy.right
 
 
 class _SkipTrainingError(Exception):
-    """Leaves learning when the untrained task is good enough."""
+    """Raised to stop learning when the untrained task is good enough."""
 
 
 # Is given a learner that has the new task already, before its prompt is trained.
@@ -85,7 +84,7 @@ OnUsable = Callable[[Learner, LearnResult], None]
 
 def learn_folder(
     learner: Learner,
-    found: FolderScan,
+    scan: FolderScan,
     name: str | None = None,
     holdout: float = HOLDOUT,
     on_stage: OnStage | None = None,
@@ -97,7 +96,7 @@ def learn_folder(
 
     Args:
         learner: The learner; it changes when all is done, or not at all.
-        found: The scan.
+        scan: The scanned folder.
         name: Of the task; the folder's by default.
         holdout: Share of each class's images that judges training; they are learned afterwards.
         on_stage: Is given the progress.
@@ -111,8 +110,10 @@ def learn_folder(
     Raises:
         LearnerError: There is nothing new, or the name is taken.
     """
-    after, result = TaskSlot.prepare(learner, found, name, holdout).learn(on_stage, checkpoint, on_usable, may_skip)
-    learner.memory = after.memory
+    new_learner, result = TaskSlot.prepare(learner, scan, name, holdout).learn(
+        on_stage, checkpoint, on_usable, may_skip
+    )
+    learner.memory = new_learner.memory
     return result
 
 
@@ -121,58 +122,56 @@ class TaskSlot:
     """A task about to be learned: its images, split, and its place in the order of tasks.
 
     Attributes:
-        found: The scan.
+        scan: The scanned folder.
         name: The task's name.
         requested_name: As the user gave it; None: the folder's.
         holdout: The share held out.
         learned: Files to learn.
         held_out: Files to evaluate with.
-        before: A learner that knows the tasks before this one, against which it is trained.
+        base: A learner that knows the tasks before this one, against which it is trained.
         unfinished: The task that is resumed, if it is one.
-        later: Tasks after it.
+        later_tasks: Tasks after it.
     """
 
-    found: FolderScan
+    scan: FolderScan
     name: str
     requested_name: str | None
     holdout: float
     learned: Files
     held_out: Files
-    before: Learner
+    base: Learner
     unfinished: TaskRecord | None = None
-    later: tuple[TaskRecord, ...] = ()
+    later_tasks: tuple[TaskRecord, ...] = ()
 
     @classmethod
-    def prepare(
-        cls, learner: Learner, found: FolderScan, name: str | None = None, holdout: float = HOLDOUT
-    ) -> TaskSlot:
+    def prepare(cls, learner: Learner, scan: FolderScan, name: str | None = None, holdout: float = HOLDOUT) -> TaskSlot:
         """Split a scanned folder and find its place: at the end, or that of an unfinished task."""
-        found.check_new()
+        scan.check_new()
         memory = learner.memory
-        split_files = split(found.files, holdout, learner.settings.seed)
-        unfinished = unfinished_task(memory, found.folder, found.files.labels, name)
+        parts = split_files(scan.files, holdout, learner.settings.seed)
+        unfinished = unfinished_task(memory, scan.folder, scan.files.labels, name)
         if unfinished is None:
-            own = name or memory.free_name(own_name(found.folder))
-            return cls(found, own, name, holdout, *split_files, learner.copy())
+            task_name = name or memory.free_name(default_name(scan.folder))
+            return cls(scan, task_name, name, holdout, *parts, learner.copy())
         place = memory.tasks.index(unfinished)
-        before = Learner(learner.backbone, learner.settings, unfinished.shared_prompt)
-        before.memory = Memory(memory.tasks[:place])
-        return cls(found, unfinished.name, name, holdout, *split_files, before, unfinished, memory.tasks[place + 1 :])
+        base = Learner(learner.backbone, learner.settings, unfinished.shared_prompt)
+        base.memory = Memory(memory.tasks[:place])
+        return cls(scan, unfinished.name, name, holdout, *parts, base, unfinished, memory.tasks[place + 1 :])
 
     @cached_property
     def file_versions(self) -> dict[Path, tuple[int, int]]:
         """Size and time of each file; an error if one has gone since the scan."""
-        return {path: _file_version(path) for path in self.found.files.paths}
+        return {path: _file_version(path) for path in self.scan.files.paths}
 
     @property
     def trains_prompt(self) -> bool:
         """Whether learning the task trains a prompt."""
-        return self.before.trains_prompt(sorted(set(self.found.files.labels)))
+        return self.base.trains_prompt(sorted(set(self.scan.files.labels)))
 
     def learner_with(self, record: TaskRecord) -> Learner:
-        """Return a learner that knows all tasks, this one among them."""
-        learner = self.before.copy()
-        learner.memory = Memory((*self.before.memory.tasks, record, *self.later))
+        """Return a learner that knows all tasks, with this one as `record`."""
+        learner = self.base.copy()
+        learner.memory = Memory((*self.base.memory.tasks, record, *self.later_tasks))
         return learner
 
     def learn(
@@ -182,103 +181,103 @@ class TaskSlot:
         on_usable: OnUsable | None = None,
         may_skip: bool = False,
     ) -> tuple[Learner, LearnResult]:
-        """Learn the task; see `learn_folder`. Returns a learner that knows it."""
-        _ = self.file_versions  # complains before anything is spent on a file that has gone
+        """Learn the task, see `learn_folder`; return a learner that knows it, and the result."""
+        _ = self.file_versions  # raises before training if a file has gone
         if not self.trains_prompt:
-            all_files = self.found.files
-            record = self.before.copy().learn((self._images(all_files), all_files.labels), self.name, on_stage)
+            all_files = self.scan.files
+            record = self.base.copy().learn((self._images(all_files), all_files.labels), self.name, on_stage)
             record = self._with_provenance(record, all_files)
-            after = self.learner_with(record)
-            if not after.reader.needs_heldout:
-                return after, LearnResult(record, loo_accuracy(after), None)
+            learner = self.learner_with(record)
+            if not learner.reader.needs_heldout:
+                return learner, LearnResult(record, loo_accuracy(learner), None)
         preview: list[LearnResult] = []
 
-        def usable(record: TaskRecord) -> None:
-            after, result = self._checked(record, on_stage)
+        def evaluate_preview(record: TaskRecord) -> None:
+            learner, result = self._evaluate(record, on_stage)
             preview.append(result)
             if on_usable:
-                on_usable(after, result)
+                on_usable(learner, result)
             estimate = result.accuracy
-            if may_skip and not after.reader.needs_heldout and estimate and 100 - estimate.percent <= MIN_ERRORS:
+            if may_skip and not learner.reader.needs_heldout and estimate and 100 - estimate.percent <= MIN_ERRORS:
                 raise _SkipTrainingError
 
         data = self._images(self.learned), self.learned.labels
         try:
-            record = self.before.copy().learn(data, self.name, on_stage, checkpoint, usable)
+            record = self.base.copy().learn(data, self.name, on_stage, checkpoint, evaluate_preview)
         except _SkipTrainingError:
             return self._with_heldout(preview[0], "skipped", on_stage)
-        after, result = self._checked(record, on_stage)
+        learner, result = self._evaluate(record, on_stage)
         if not preview:
-            return after, result
-        early = preview[0]
-        result = dataclasses.replace(result, before_training=early.check, training="kept")
-        if after.reader.needs_heldout:
-            return after, result
-        result = dataclasses.replace(result, accuracy=early.accuracy)
+            return learner, result
+        preview_result = preview[0]
+        result = dataclasses.replace(result, before_training=preview_result.check, training="kept")
+        if learner.reader.needs_heldout:
+            return learner, result
+        result = dataclasses.replace(result, accuracy=preview_result.accuracy)
         if result.improvement is not None and result.improvement < (0 if record.prompt_is_shared else 1):
-            return self._with_heldout(dataclasses.replace(result, record=early.record), "dropped", on_stage)
+            return self._with_heldout(dataclasses.replace(result, record=preview_result.record), "dropped", on_stage)
         return self._with_heldout(result, "kept", on_stage)
 
     @cached_property
     def _decoded(self) -> ImageSet:
-        return self.found.images(self.found.files, self.before.backbone.preprocessing)
+        return self.scan.images(self.scan.files, self.base.backbone.preprocessing)
 
     def seconds_per_image(self) -> float:
         """Time one forward pass over a few of the images, after a first one that warms up."""
-        images = self._images(self.found.files.rows(range(min(TIMED_IMAGES, len(self.found.files)))))
+        images = self._images(self.scan.files.rows(range(min(TIMED_IMAGES, len(self.scan.files)))))
         for _ in range(2):
             began = time.perf_counter()
-            self.before.backbone.embed_set(images, None, self.before.settings.embed_batch_size)
+            self.base.backbone.embed_set(images, None, self.base.settings.embed_batch_size)
         return (time.perf_counter() - began) / len(images)
 
     def training_seconds(self, seconds_per_image: float) -> float:
         """Estimate the time of training from that of a forward pass; 0 if nothing is trained."""
-        epochs = self.before.settings.epochs if self.trains_prompt else 0
+        epochs = self.base.settings.epochs if self.trains_prompt else 0
         return TRAINING_COST * seconds_per_image * epochs * len(self.learned)
 
     def _images(self, files: Files) -> ImageSet:
-        """Return the images of some of the files; each image is decoded once, whatever part it is in."""
-        rows = {path: row for row, path in enumerate(self.found.files.paths)}
+        """Return the images of some of the files; each image of the scan is decoded once."""
+        rows = {path: row for row, path in enumerate(self.scan.files.paths)}
         return Chosen(self._decoded, [rows[path] for path in files.paths])
 
     def _with_provenance(self, record: TaskRecord, learned: Files) -> TaskRecord:
-        """Return the record with its date, the files it was learned from, and all that were met."""
+        """Return the record with its date, the size of its `learned` files, and digests of all scanned files."""
         size = sum(self.file_versions[path][0] for path in learned.paths)
-        held, today = len(self.found.files) - len(learned), datetime.date.today().isoformat()
-        metadata = dataclasses.replace(record.metadata, learned=today, image_bytes=size, held_out=held)
+        held_out, today = len(self.scan.files) - len(learned), datetime.date.today().isoformat()
+        metadata = dataclasses.replace(record.metadata, learned=today, image_bytes=size, held_out=held_out)
         return with_file_digests(
-            dataclasses.replace(record, metadata=metadata), self.found.files_and_copies, self.found.digests
+            dataclasses.replace(record, metadata=metadata), self.scan.files_and_copies, self.scan.digests
         )
 
-    def _checked(self, record: TaskRecord, on_stage: OnStage | None) -> tuple[Learner, LearnResult]:
-        """Return a learner with the record, and what held-out images and leave-one-out say of it."""
-        held = self.held_out
+    def _evaluate(self, record: TaskRecord, on_stage: OnStage | None) -> tuple[Learner, LearnResult]:
+        """Return a learner with the record, and its evaluation by held-out images and leave-one-out."""
+        held_out = self.held_out
         record = self._with_provenance(record, self.learned)
-        after = self.learner_with(record)
-        unseen = self._images(held) if len(held) else None
-        if unseen and after.reader.needs_heldout:
-            record = with_heldout_similarities(record, after, unseen, held.labels, on_stage)
-            after = self.learner_with(record)
-        check = Check.make(after, self.name, unseen, held.labels, on_stage) if unseen else None
-        estimate = check.accuracy if check and after.reader.needs_heldout else loo_accuracy(after)
-        return after, LearnResult(record, estimate, check)
+        learner = self.learner_with(record)
+        images = self._images(held_out) if len(held_out) else None
+        if images and learner.reader.needs_heldout:
+            record = with_heldout_similarities(record, learner, images, held_out.labels, on_stage)
+            learner = self.learner_with(record)
+        check = Check.make(learner, self.name, images, held_out.labels, on_stage) if images else None
+        estimate = check.accuracy if check and learner.reader.needs_heldout else loo_accuracy(learner)
+        return learner, LearnResult(record, estimate, check)
 
     def _with_heldout(
         self, result: LearnResult, training: str, on_stage: OnStage | None
     ) -> tuple[Learner, LearnResult]:
-        """Learn held-out images too, now that they have judged training."""
-        record, all_files = result.record, self.found.files
+        """Learn the held-out images too, after they were used to judge training."""
+        record, all_files = result.record, self.scan.files
         if len(self.held_out):
-            record = refit(self.before, record, self._images(all_files), all_files.labels, on_stage)
+            record = refit(self.base, record, self._images(all_files), all_files.labels, on_stage)
         record = self._with_provenance(record, all_files)
         record = dataclasses.replace(record, metadata=dataclasses.replace(record.metadata, unfinished=None))
-        after = self.learner_with(record)
-        accuracy = result.accuracy if training == "kept" else loo_accuracy(after)
-        return after, dataclasses.replace(result, record=record, accuracy=accuracy, training=training)
+        learner = self.learner_with(record)
+        accuracy = result.accuracy if training == "kept" else loo_accuracy(learner)
+        return learner, dataclasses.replace(result, record=record, accuracy=accuracy, training=training)
 
     def checkpoint_path(self, model: Path) -> Path:
-        """Return where training is saved while it runs: beside the model, for these files alone."""
-        learner, files = self.before, self.found.files
+        """Return the path of the training checkpoint, beside the model; it depends on files, settings and tasks."""
+        learner, files = self.base, self.scan.files
         backbone = learner.backbone
         key = (self.requested_name, self.holdout, learner.settings, backbone.fingerprint)
         checksum = files_checksum((*key, backbone.precision, backbone.preprocessing), files, self.file_versions)
@@ -289,7 +288,7 @@ class TaskSlot:
 
 
 def files_checksum(key: Any, files: Files, versions: dict[Path, tuple[int, int]] | None = None) -> Any:
-    """Return a sha256 object over a key, and the places, labels and versions of files."""
+    """Return a sha256 object over a key, and the paths, labels and versions of files."""
     checksum = hashlib.sha256(repr(key).encode())
     for path, label in zip(files.paths, files.labels, strict=True):
         version = versions[path] if versions else _file_version(path)
@@ -298,7 +297,7 @@ def files_checksum(key: Any, files: Files, versions: dict[Path, tuple[int, int]]
 
 
 def part_path(model: Path, checksum: str) -> Path:
-    """Return where unfinished work is kept beside a model; `forget` removes it."""
+    """Return the path of unfinished work beside a model; `forget` removes the file."""
     return model.parent / f".{model.name}.{checksum[:16]}.part"
 
 
@@ -314,14 +313,14 @@ def held_count(images: int, holdout: float) -> int:
     return max(1, round(holdout * images)) if holdout and images >= MIN_HOLDOUT_IMAGES else 0
 
 
-def split(files: Files, holdout: float, seed: int) -> tuple[Files, Files]:
-    """Split files into those to learn and those held out, the same ones for the same class, names and seed."""
-    held: set[int] = set()
+def split_files(files: Files, holdout: float, seed: int) -> tuple[Files, Files]:
+    """Split files into those to learn and those held out; equal labels and seeds give equal splits."""
+    held_rows: set[int] = set()
     for name, rows in rows_by_label(files.labels).items():
         draw = torch.Generator().manual_seed(task_seed(seed, [name]))
         order = torch.randperm(len(rows), generator=draw).tolist()
-        held |= {rows[i] for i in order[: held_count(len(rows), holdout)]}
-    return files.rows(i for i in range(len(files)) if i not in held), files.rows(sorted(held))
+        held_rows |= {rows[i] for i in order[: held_count(len(rows), holdout)]}
+    return files.rows(i for i in range(len(files)) if i not in held_rows), files.rows(sorted(held_rows))
 
 
 def _file_version(path: Path) -> tuple[int, int]:

@@ -33,8 +33,8 @@ class LearnerSpec:
         Raises:
             ProtosteerError: The weights are missing, or are others.
         """
-        loaded = self.model.load_backbone(device=choose_device(self.device), precision=self.precision)
-        backbone = self.model.backbone_for(loaded)
+        weights = self.model.load_backbone(device=choose_device(self.device), precision=self.precision)
+        backbone = self.model.backbone_for(weights)
         learner = Learner(backbone, self.model.settings, self.shared_prompt)
         learner.memory = self.model.memory
         return learner

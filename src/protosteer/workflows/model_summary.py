@@ -21,12 +21,12 @@ from protosteer.rules import Reader
 from protosteer.settings import Settings
 from protosteer.util.text import printable
 
-_CELLS = 2**23  # similarities between centroids that are in memory at once
-PAIRED = 20_000  # classes, up to which each is compared with each other: seconds; ten times as many take minutes
+_CELLS = 2**23  # similarities between prototypes that are in memory at once
+PAIRED = 20_000  # with more classes, pairs are not compared: at this number it takes seconds, at ten times minutes
 
 
 class Pair(NamedTuple):
-    """Two classes and the greatest cosine between their value centroids."""
+    """Two classes and the greatest cosine between their value prototypes."""
 
     a: str
     b: str
@@ -36,29 +36,29 @@ class Pair(NamedTuple):
 def describe(model: Model, reader: Reader) -> dict[str, Any]:
     """Return what `protosteer inspect` shows, as plain data. Unknown numbers are None.
 
-    reader: of its records, `reader_of(model.memory, model.settings)`.
+    `reader` is `reader_of(model.memory, model.settings)`.
     """
     memory = model.memory
     tasks = [_task(task) for task in memory.tasks]
     file_bytes = model.path.stat().st_size if model.path.is_file() else None
     names = ("name", "fingerprint", "dim", "depth", "image_size", "preprocessing", "weights")
     settings, defaults = model.settings.to_dict(), Settings().to_dict()
-    changed = [
+    changed_settings = [
         {"name": name, "value": value, "default": defaults[name]}
         for name, value in settings.items()
         if value != defaults[name]
     ]
-    known = len(reader.known_similarities())
+    num_known = len(reader.known_similarities())
     held_out = sum(record["held_out"] for task in tasks for record in task["classes"])
     pairs = [pair._asdict() for pair in closest(memory)] if len(memory.classes) <= PAIRED else None
     return {
         "file": {"path": str(model.path), "bytes": file_bytes},
         "backbone": {name: model.backbone.get(name) for name in names},
         "precision": sorted({task["precision"] for task in tasks}),
-        "settings": {"all": settings, "changed": changed},
+        "settings": {"all": settings, "changed": changed_settings},
         "totals": _totals(tasks, file_bytes),
         **reader.describe(),
-        "rejection": {"calibrated": known > 0, "images": known, "held_out": held_out},
+        "rejection": {"calibrated": num_known > 0, "images": num_known, "held_out": held_out},
         "notes": notes(memory, reader),
         "tasks": tasks,
         "confusable": pairs,
@@ -66,10 +66,10 @@ def describe(model: Model, reader: Reader) -> dict[str, Any]:
 
 
 def notes(memory: Memory, reader: Reader) -> list[str]:
-    """Return sentences on what a model could do better than it does, and how."""
+    """Return sentences on how to improve the model."""
     unfinished = [task.name for task in memory.tasks if task.metadata.unfinished]
-    how = "the same learn command resumes it, or with the preset instant finishes without"
-    return reader.advice() + [f"training of '{name}' was interrupted; {how}" for name in unfinished]
+    remedy = "the same learn command resumes it, or with the preset instant finishes without"
+    return reader.advice() + [f"training of '{name}' was interrupted; {remedy}" for name in unfinished]
 
 
 def _task(task: TaskRecord) -> dict[str, Any]:
@@ -160,10 +160,10 @@ def similarity(memory: Memory) -> tuple[list[str], Tensor]:
     """Return the names of all classes, and their similarities [C, C]: symmetric, 1 on the diagonal."""
     names = memory.classes
     matrix = torch.empty(len(names), len(names))
-    for first, block in _blocks(memory):
-        rows = slice(first, first + len(block))
-        matrix[rows, first:] = block
-        matrix[first:, rows] = block.T
+    for offset, block in _blocks(memory):
+        rows = slice(offset, offset + len(block))
+        matrix[rows, offset:] = block
+        matrix[offset:, rows] = block.T
     return names, matrix.fill_diagonal_(1.0)
 
 
@@ -173,36 +173,36 @@ def closest(memory: Memory, most: int = 10) -> list[Pair]:
     Nothing of size C x C is in memory.
     """
     names = memory.classes
-    best: list[tuple[float, int, int]] = []  # (-similarity, a, b), so that they sort as wanted
-    for first, block in _blocks(memory):
-        floor = -best[-1][0] if len(best) == most > 0 else -math.inf
+    top: list[tuple[float, int, int]] = []  # (-similarity, a, b): the most similar pair sorts first
+    for offset, block in _blocks(memory):
+        floor = -top[-1][0] if len(top) == most > 0 else -math.inf
         rows, columns = (block > floor).triu(diagonal=1).nonzero(as_tuple=True)
         values, places = block[rows, columns].sort(descending=True, stable=True)
-        a, b = ((part[places[:most]] + first).tolist() for part in (rows, columns))
-        best = sorted([*best, *zip((-values[:most]).tolist(), a, b, strict=True)])[:most]
-    return [Pair(names[a], names[b], -negative) for negative, a, b in best]
+        a, b = ((part[places[:most]] + offset).tolist() for part in (rows, columns))
+        top = sorted([*top, *zip((-values[:most]).tolist(), a, b, strict=True)])[:most]
+    return [Pair(names[a], names[b], -negative) for negative, a, b in top]
 
 
 def _blocks(memory: Memory) -> Iterator[tuple[int, Tensor]]:
-    """Yield the matrix in blocks of rows, from the diagonal on: the first row's number, and [rows, C - first]."""
+    """Yield the upper triangle in blocks of rows: the number of the first row, and similarities [rows, C - first]."""
     if not len(memory):
         return
     owners = memory.record_classes.repeat_interleave(memory.table.lengths("values"))
     units = F.normalize(memory.table.values.means, dim=1)
     order = owners.argsort(stable=True)
-    owners, units = owners[order], units[order]  # centroids stand class by class
+    owners, units = owners[order], units[order]  # prototypes are in class order
     classes = len(memory.classes)
     starts = torch.searchsorted(owners, torch.arange(classes + 1)).tolist()
     step = max(1, _CELLS * classes // len(units) ** 2)
-    for first in range(0, classes, step):
-        last = min(first + step, classes)
-        own, others = slice(starts[first], starts[last]), slice(starts[first], None)
-        cosines = units[own] @ units[others].T
-        rows = _greatest(cosines.T, owners[others] - first, classes - first).T
-        yield first, _greatest(rows, owners[own] - first, last - first).clamp(-1, 1)
+    for start in range(0, classes, step):
+        stop = min(start + step, classes)
+        block_rows, later_rows = slice(starts[start], starts[stop]), slice(starts[start], None)
+        cosines = units[block_rows] @ units[later_rows].T
+        rows = _greatest(cosines.T, owners[later_rows] - start, classes - start).T
+        yield start, _greatest(rows, owners[block_rows] - start, stop - start).clamp(-1, 1)
 
 
 def _greatest(rows: Tensor, owners: Tensor, count: int) -> Tensor:
-    """Return the greatest numbers [count, n] of each owner, of rows [m, n] that belong to owners [m]."""
-    empty = rows.new_full((count, rows.shape[1]), -torch.inf)
-    return empty.scatter_reduce_(0, owners[:, None].expand_as(rows), rows, "amax")
+    """Return maxima [count, n] over the rows [m, n] of each owner; `owners` [m] are numbers of owners."""
+    table = rows.new_full((count, rows.shape[1]), -torch.inf)
+    return table.scatter_reduce_(0, owners[:, None].expand_as(rows), rows, "amax")

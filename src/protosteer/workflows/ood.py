@@ -4,13 +4,13 @@ Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_
 cold limit, -max_y s_y: docs/explanation/unknown.md says why. Adding dissimilar classes does not change it, so a threshold stays
 roughly right while the model grows.
 
-Images that were not learned tell how similar known images are:
+The similarities of known images come from images that the model has not learned:
 
-- Under the default classifier by leave-one-out: what the similarity of an image would be without it is known
-  exactly, so nothing need be held out. A class of a single image has none.
-- Under CPP inference by held-out images. Each class keeps their greatest similarities: scalars, no images. They
-  depend on its own task alone, so they come and go with it. A few-shot class has no images to hold out: it keeps
-  the similarity of each image to the mean of the others, which lowers the threshold for this class alone.
+- Under the default classifier by leave-one-out, in closed form, so no image is held out. A class of a single image
+  has none.
+- Under CPP inference by held-out images. Each class stores their greatest similarities: scalars, no images. These
+  depend on the class's own task alone. A few-shot class has no held-out images. It stores the similarity of each image
+  to the mean of the others, which lowers the threshold for this class alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from protosteer.errors import LearnerError, SettingsError
 from protosteer.learner import Learner
 
 
-def calibrated(learner: Learner) -> bool:
-    """Return whether the model knows how similar images are that it has not learned."""
+def is_calibrated(learner: Learner) -> bool:
+    """Return whether the model has similarities of known images, which a threshold needs."""
     return len(learner.reader.known_similarities()) > 0
 
 
@@ -43,7 +43,7 @@ def threshold(learner: Learner, fraction: float) -> float:
         SettingsError: The fraction is out of range.
     """
     check_fraction(fraction)
-    if not calibrated(learner):
+    if not is_calibrated(learner):
         raise LearnerError(
             "this model cannot tell how similar known images are: learn at least one class from two images or "
             "more (under CPP inference with a share held out, holdout=0.1), or predict without rejection",
@@ -65,8 +65,8 @@ def rejected_share(learner: Learner, fraction: float) -> tuple[float, float]:
     rank = _rank(fraction, count)
     if not rank:
         return 0.0, 0.0
-    low, high = beta.ppf([0.025, 0.975], rank, count + 1 - rank)
-    return 100.0 * float(low), 100.0 * float(high)
+    lower, upper = beta.ppf([0.025, 0.975], rank, count + 1 - rank)
+    return 100.0 * float(lower), 100.0 * float(upper)
 
 
 def _rank(fraction: float, count: int) -> int:
@@ -74,14 +74,14 @@ def _rank(fraction: float, count: int) -> int:
 
 
 def check_fraction(fraction: float) -> None:
-    """Raise a SettingsError for a share that cannot be rejected."""
+    """Raise a SettingsError if the fraction is not from 0 to below 1."""
     if not 0.0 <= fraction < 1.0:
         message = f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05"
         raise SettingsError(message, code="bad-reject", value=fraction)
 
 
-def own_thresholds(learner: Learner) -> dict[str, float]:
-    """Return few-shot classes under CPP inference, and the similarity below which their images may be unknown."""
+def class_thresholds(learner: Learner) -> dict[str, float]:
+    """Map few-shot classes under CPP inference to the similarity below which their images may be unknown."""
     return learner.reader.class_thresholds()
 
 
@@ -90,8 +90,8 @@ class Rejection:
 
     def __init__(self, learner: Learner, fraction: float):
         self.threshold = threshold(learner, fraction)
-        self._own = own_thresholds(learner)
+        self._class_thresholds = class_thresholds(learner)
 
     def unknown(self, label: str, greatest: float) -> bool:
         """Return whether an image is unknown, given its predicted class and greatest similarity to any class."""
-        return greatest < min(self.threshold, self._own.get(label, self.threshold))
+        return greatest < min(self.threshold, self._class_thresholds.get(label, self.threshold))

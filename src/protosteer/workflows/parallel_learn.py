@@ -23,7 +23,7 @@ from protosteer.model.records import TaskRecord
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.executor import Executor, Job
 from protosteer.util.files import write_atomically
-from protosteer.workflows.folder_scan import FolderScan, names_folder, own_name, scan_folder, unfinished_task
+from protosteer.workflows.folder_scan import FolderScan, default_name, names_folder, scan_folder, unfinished_task
 from protosteer.workflows.known_files import KnownFiles, digests_of
 from protosteer.workflows.learn_folder import LearnResult, TaskSlot, files_checksum, part_path
 from protosteer.workflows.learner_spec import LearnerSpec
@@ -31,7 +31,7 @@ from protosteer.workflows.learner_spec import LearnerSpec
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A folder that is to become a task of that name, with these of its classes."""
+    """A folder to learn as a task: its name, and the classes of the folder that it gets."""
 
     folder: Path
     name: str
@@ -42,7 +42,7 @@ class TaskPlan:
         return read_labelled(self.folder, self.classes)
 
 
-# Is given a plan, with the scan and result of its folder; None if an earlier call had learned it.
+# Called with a plan, and the scan and result of its folder; None if an earlier call had learned it.
 OnLearned = Callable[[TaskPlan, "tuple[FolderScan, LearnResult] | None"], None]
 
 
@@ -52,7 +52,7 @@ def plan_tasks(memory: Memory, folders: Sequence[Path], skip_known: bool = False
     Args:
         memory: What the model knows.
         folders: Folders of class folders, lists or saved image sets.
-        skip_known: Leave out classes that the model, or an earlier folder, has.
+        skip_known: Skip classes that the model, or an earlier folder, has.
 
     Returns:
         The plans, and folders without anything new.
@@ -67,15 +67,15 @@ def plan_tasks(memory: Memory, folders: Sequence[Path], skip_known: bool = False
             already_done.append(folder)
             continue
         unfinished = unfinished_task(memory, folder, classes, None)
-        own = classes
+        task_classes = classes
         if skip_known:
-            own = unfinished.class_names if unfinished else [c for c in classes if c not in owners]
-        if not own:
+            task_classes = unfinished.class_names if unfinished else [c for c in classes if c not in owners]
+        if not task_classes:
             already_done.append(folder)
             continue
-        name = unfinished.name if unfinished else memory.free_name(own_name(folder), [plan.name for plan in plans])
-        owners |= {*own}
-        plans.append(TaskPlan(folder, name, tuple(own)))
+        name = unfinished.name if unfinished else memory.free_name(default_name(folder), [plan.name for plan in plans])
+        owners |= {*task_classes}
+        plans.append(TaskPlan(folder, name, tuple(task_classes)))
     return plans, already_done
 
 
@@ -178,26 +178,26 @@ def _worker(
     learner = spec.learner()
 
     def work(plan: TaskPlan) -> tuple[FolderScan, LearnResult]:
-        found = scan_folder(
+        scan = scan_folder(
             plan.folder,
             learner.memory,
             files=plan.files(),
             name=plan.name,
             preprocessing=learner.backbone.preprocessing,
         )
-        slot = TaskSlot.prepare(learner, found, plan.name, holdout)
+        slot = TaskSlot.prepare(learner, scan, plan.name, holdout)
         # If this worker does not see the model's folder, interrupted training begins again.
         checkpoint = CheckpointFile(slot.checkpoint_path(model)) if model.parent.is_dir() else None
         _, result = slot.learn(checkpoint=checkpoint, may_skip=may_skip)
         if checkpoint:
             checkpoint.clear()
-        return found, result
+        return scan, result
 
     return work
 
 
 def _part_path(model: Path, base_learner: Learner, plan: TaskPlan, options: tuple[float, bool]) -> Path:
-    """Return where the record waits beside the model; the name depends on all that the record depends on."""
+    """Return the path of a finished record beside the model; its name depends on all that the record depends on."""
     backbone, memory, prompt = base_learner.backbone, base_learner.memory, base_learner.shared_prompt
     key = [plan.name, plan.classes, options, base_learner.settings, backbone.fingerprint]
     key += [backbone.precision, backbone.preprocessing, len(memory) > 0, memory.evidence]

@@ -110,7 +110,7 @@ def prediction_rows(
 
 
 class Kind(Protocol):
-    """What a table is of."""
+    """Kind and width of a table."""
 
     @property
     def kind(self) -> str:
@@ -145,14 +145,14 @@ class Predictions:
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         """Yield one row per file, in order."""
-        learner, done = self.learner, 0
+        learner, count = self.learner, 0
         images = ForgivingFiles(names, learner.backbone.preprocessing)
         for part in learner.stream(images, self.chunk):
-            paths = names[done : done + len(part)]
+            paths = names[count : count + len(part)]
             for row in prediction_rows(learner, part, paths, self.top, self.rejection, self.explain):
-                error = images.errors.get(done)
+                error = images.errors.get(count)
                 yield {"path": row.path, "error": error} if error else row.to_dict()
-                done += 1
+                count += 1
 
 
 class Embeddings:
@@ -195,40 +195,40 @@ def as_text(row: Row, calibrated: bool) -> str:
         calibrated: Show probabilities. Else they are nearly flat, and similarities are shown.
     """
 
-    def score(one: Row) -> str:
-        return _percent(one["probability"]) if calibrated else f"{one['similarity']:.3f}"
+    def score(ranked: Row) -> str:
+        return _percent(ranked["probability"]) if calibrated else f"{ranked['similarity']:.3f}"
 
-    others = ", ".join(f"{other['label']} {score(other)}" for other in row["top"][1:])
+    runners_up = ", ".join(f"{ranked['label']} {score(ranked)}" for ranked in row["top"][1:])
     prefix = ""
     if row["unknown"]:
         similar = f"unknown, similarity {row['similarity']:.3f}; if known, "
         prefix = similar if calibrated else "unknown, nearest to "
     text = f"{row['path']}: {prefix}{row['label']} {score(row)}"
-    text = printable(f"{text}  ({others})" if others else text)
+    text = printable(f"{text}  ({runners_up})" if runners_up else text)
     if "candidates" not in row:
         return text
-    why = _passes(row) if calibrated else _winner(row)
+    reason = _passes(row) if calibrated else _winner(row)
     if row["runner_up"] is None:
-        why += "; no other class is known"
+        reason += "; no other class is known"
     else:
         similar = f"{row['runner_up_similarity']:.3f}"
         share = f"{_percent(row['runner_up_probability'])}, similarity {similar}" if calibrated else similar
-        why += f"; runner-up: {row['runner_up']}, {share}"
-    return f"{text}\n    {printable(why)}"
+        reason += f"; runner-up: {row['runner_up']}, {share}"
+    return f"{text}\n    {printable(reason)}"
 
 
 def _passes(row: Row) -> str:
-    """Say which prompts were tried, and why no more than these."""
-    passes, tried = counted(row["passes"], "forward pass"), row["candidates"]
-    if tried:
-        why = f"{passes}, prompts tried: {', '.join(tried)}"
+    """Return which prompts were tried, and why no more than these."""
+    passes, candidates = counted(row["passes"], "forward pass"), row["candidates"]
+    if candidates:
+        reason = f"{passes}, prompts tried: {', '.join(candidates)}"
     elif row["passes"] > 1:
-        why = f"{passes}, with and without the shared prompt"
+        reason = f"{passes}, with and without the shared prompt"
     elif row["probability"] >= CONFIDENT:
-        why = "confident after one forward pass, no task's prompt was needed"
+        reason = "confident after one forward pass, no task's prompt was needed"
     else:
-        why = "one forward pass, no further prompt to try"
-    return f"{why}; similarity {row['similarity']:.3f}"
+        reason = "one forward pass, no further prompt to try"
+    return f"{reason}; similarity {row['similarity']:.3f}"
 
 
 def _winner(row: Row) -> str:
@@ -246,12 +246,12 @@ def csv_columns(maker: Kind, explain: bool = False) -> list[str]:
         return ["path", "sha256", *(f"embedding_{i}" for i in range(maker.width))]
     if maker.kind == "suggestions":
         return [*SUGGESTION_COLUMNS]
-    others = [f"{name}_{place}" for place in range(2, maker.width + 1) for name in ("label", "probability")]
-    return [*COLUMNS, *others, *(["candidates", "runner_up"] if explain else [])]
+    top_columns = [f"{name}_{place}" for place in range(2, maker.width + 1) for name in ("label", "probability")]
+    return [*COLUMNS, *top_columns, *(["candidates", "runner_up"] if explain else [])]
 
 
 def as_csv(cells: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """Return one line of CSV without its end; numbers have six digits behind the point."""
+    """Return one line of CSV without its end; numbers have six decimals."""
     line = io.StringIO()
     table = csv.DictWriter(line, columns, extrasaction="ignore", lineterminator="")
     table.writerow({n: f"{v:.6f}" if isinstance(v, float) else v for n, v in _flat(cells).items()})
@@ -259,10 +259,10 @@ def as_csv(cells: Mapping[str, Any], columns: Sequence[str]) -> str:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    flat = {name: _cell(value) for name, value in row.items() if name not in ("top", "embedding")}
-    for place, other in enumerate(row.get("top", ())[1:], 2):
-        flat |= {f"label_{place}": _cell(other["label"]), f"probability_{place}": other["probability"]}
-    return flat | {f"embedding_{i}": value for i, value in enumerate(row.get("embedding", ()))}
+    cells = {name: _cell(value) for name, value in row.items() if name not in ("top", "embedding")}
+    for place, ranked in enumerate(row.get("top", ())[1:], 2):
+        cells |= {f"label_{place}": _cell(ranked["label"]), f"probability_{place}": ranked["probability"]}
+    return cells | {f"embedding_{i}": value for i, value in enumerate(row.get("embedding", ()))}
 
 
 def _cell(value: Any) -> Any:
@@ -283,15 +283,15 @@ def write_table(path: Path, maker: Kind, rows: Iterable[Row]) -> None:
 
     Args:
         path: The file, which must not exist yet.
-        maker: What the rows are of.
+        maker: Kind and width of the table.
         rows: The rows; they are never all in memory.
 
     Raises:
-        DataError: The file exists, also if only since the work began.
+        DataError: The file exists, even if it was created meanwhile.
     """
     write = {".parquet": write_parquet, ".csv": _write_csv, ".jsonl": _write_json}[path.suffix.lower()]
     if write is write_parquet:
-        pyarrow()  # complains before there is a file
+        pyarrow()  # raises before there is a file
     with growing(real(path)) as file:
         write(file, maker, rows)
         if path.exists():
@@ -313,14 +313,14 @@ def _schema(pa: Any, maker: Kind) -> Any:
     """Return the schema of a kind of table: the same for each file, even if all rows are errors."""
     text, number = pa.string(), pa.float64()
     if maker.kind == "embeddings":
-        own = {"path": text, "sha256": text, "embedding": pa.list_(pa.float32(), maker.width)}
+        fields = {"path": text, "sha256": text, "embedding": pa.list_(pa.float32(), maker.width)}
     elif maker.kind == "suggestions":
-        own = {name: number if name == "probability" else text for name in SUGGESTION_COLUMNS}
+        fields = {name: number if name == "probability" else text for name in SUGGESTION_COLUMNS}
     else:
         top = pa.list_(pa.struct({"label": text, "probability": number, "similarity": number}))
         kinds = {"unknown": pa.bool_(), "passes": pa.int32(), "path": text, "label": text, "task": text}
-        own = {**{name: kinds.get(name, number) for name in COLUMNS}, "top": top}
-    return pa.schema({**own, "error": text})
+        fields = {**{name: kinds.get(name, number) for name in COLUMNS}, "top": top}
+    return pa.schema({**fields, "error": text})
 
 
 def _write_csv(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
@@ -333,10 +333,10 @@ def _write_csv(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
 
 def _write_json(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
     for row in rows:
-        plain = {**row, "embedding": row["embedding"].tolist()} if "embedding" in row else row
-        file.write(json.dumps(plain).encode() + b"\n")
+        values = {**row, "embedding": row["embedding"].tolist()} if "embedding" in row else row
+        file.write(json.dumps(values).encode() + b"\n")
 
 
 def as_utf8(name: str) -> str:
-    """Return a file's name as text; bytes that are none are escaped."""
+    """Return a file's name as text; bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

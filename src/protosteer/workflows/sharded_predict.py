@@ -42,7 +42,7 @@ def embeddings_from_spec(spec: LearnerSpec, layers: str) -> Embeddings:
 
 @dataclass(frozen=True)
 class ShardCounts:
-    """How many shards were found complete and how many were written, and files of these that cannot be read."""
+    """Numbers of shards that were complete already and that were written, and of unreadable files in the latter."""
 
     complete: int
     written: int
@@ -77,15 +77,15 @@ def write_shards(
     target = open_target(out)
     shards = _shards(sorted(names), -(-size // maker.chunk) * maker.chunk, (maker.kind, maker.width, *about))
     with writing(Path(out), "out="):
-        complete = target.names()
-    _reject_other_shards(out, complete, shards)
-    jobs = [Job(f"shard {i}", (file, part)) for i, (file, part) in enumerate(shards.items()) if file not in complete]
+        shard_files = target.names()
+    _reject_other_shards(out, shard_files, shards)
+    jobs = [Job(f"shard {i}", (file, part)) for i, (file, part) in enumerate(shards.items()) if file not in shard_files]
     total, written, unreadable = len(names), 0, 0
     done = total - sum(len(job.arguments[1]) for job in jobs)
 
-    def on_done(job: Job, bad: int) -> None:
+    def on_done(job: Job, num_errors: int) -> None:
         nonlocal done, written, unreadable
-        done, written, unreadable = done + len(job.arguments[1]), written + 1, unreadable + bad
+        done, written, unreadable = done + len(job.arguments[1]), written + 1, unreadable + num_errors
         on_progress(done, total)
 
     on_progress(done, total)
@@ -99,10 +99,10 @@ def _shard_writer(make: Callable[[], RowMaker], out: str) -> Callable[[str, list
     maker, target = make(), open_target(out)
 
     def work(file: str, names: list[str]) -> int:
-        rows, whole = list(maker.rows(names)), io.BytesIO()
-        write_parquet(whole, maker, rows)
+        rows, buffer = list(maker.rows(names)), io.BytesIO()
+        write_parquet(buffer, maker, rows)
         with writing(Path(out), "out="):
-            target.put(file, whole.getvalue())
+            target.put(file, buffer.getvalue())
         return sum("error" in row for row in rows)
 
     return work
@@ -110,36 +110,33 @@ def _shard_writer(make: Callable[[], RowMaker], out: str) -> Callable[[str, list
 
 def _shards(names: Sequence[str], size: int, about: Sequence[Any]) -> dict[str, list[str]]:
     """Map the file name of each shard to the image files that it covers."""
-    found = {}
+    shards = {}
     for number, start in enumerate(range(0, len(names), size)):
         part = list(names[start : start + size])
         digest = hashlib.sha256(repr([*about, number, size]).encode())
         for name in part:
             digest.update(repr((os.fsencode(name), *_version(name))).encode())
-        found[f"part-{number:05}-{digest.hexdigest()[:16]}.parquet"] = part
-    return found
+        shards[f"part-{number:05}-{digest.hexdigest()[:16]}.parquet"] = part
+    return shards
 
 
 def _version(name: str) -> tuple[int, ...]:
-    """Return a value that changes when the file changes; an empty one if there is no file."""
+    """Return a value that changes when the file changes; an empty tuple if there is no file."""
     try:
         return image_version(Path(name))
     except OSError:
         return ()
 
 
-def _reject_other_shards(out: str, complete: Sequence[str], shards: dict[str, list[str]]) -> None:
+def _reject_other_shards(out: str, shard_files: Sequence[str], shards: dict[str, list[str]]) -> None:
     """Raise if there are shards of another call: a reader takes all shards of a folder for one table."""
-    others = sorted(name for name in complete if _NAME.fullmatch(name) and name not in shards)
-    if others:
+    foreign = sorted(name for name in shard_files if _NAME.fullmatch(name) and name not in shards)
+    if foreign:
         message = (
-            f"{out} holds shards of another model, other files or other options ({listed(others, 2)}); remove "
+            f"{out} holds shards of another model, other files or other options ({listed(foreign, 2)}); remove "
             "them, or choose another out="
         )
         raise DataError(message, code="other-shards", path=out)
-
-
-# Where shards are written
 
 
 class _Folder:
@@ -169,8 +166,8 @@ class _Uri:
 
     def names(self) -> list[str]:
         self.system.create_dir(self.path)
-        found = self.system.get_file_info(self.fs.FileSelector(self.path))
-        return [info.base_name for info in found]
+        infos = self.system.get_file_info(self.fs.FileSelector(self.path))
+        return [info.base_name for info in infos]
 
     def put(self, name: str, data: bytes) -> None:
         temporary = f"{self.path}/.{name}.{os.getpid()}.tmp"
@@ -180,10 +177,10 @@ class _Uri:
 
 
 def open_target(out: str) -> _Folder | _Uri:
-    """Return where shards are written: a folder of this machine, or a URI."""
+    """Open the place where shards are written: a folder of this machine, or a URI."""
     if "://" in out:
         return _Uri(out)
-    pyarrow()  # complains before anything is made
+    pyarrow()  # raises before anything is written
     if Path(out).exists() and not Path(out).is_dir():
         raise SettingsError(
             f"{out} is a file; shards need a folder: choose another out=", code="not-a-folder", path=out

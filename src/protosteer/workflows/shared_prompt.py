@@ -58,7 +58,7 @@ class Adapted:
         return Model(self.path, self.backbone, self.settings, Memory())
 
     def prompt_for(self, backbone: Backbone) -> Tensor:
-        """Return the prompt for `Learner(backbone, shared_prompt=...)`; raise if the backbone is another one."""
+        """Return the prompt for `Learner(backbone, shared_prompt=...)`; raise if it belongs to another backbone."""
         self.model.backbone_for(backbone)
         return self.prompt
 
@@ -105,23 +105,23 @@ class Adapted:
 
 def adapt(
     backbone: Backbone,
-    found: FolderScan,
+    scan: FolderScan,
     settings: Settings | None = None,
     on_stage: OnStage | None = None,
     checkpoint: CheckpointFile | None = None,
 ) -> Adapted:
     """Train one prompt with all classes of a scanned folder, as a first task trains its own."""
     learner = Learner(backbone, settings)
-    classes = sorted(found.counts)
+    classes = sorted(scan.counts)
     if not learner.settings.prompts:
         raise SettingsError(
             "prompts = False: a prompt is all that is trained here; leave the setting out", code="prompts-off"
         )
     if not learner.trains_prompt(classes):
-        message = f"{found.folder} has one class and nothing to tell it from; add other classes"
-        raise LearnerError(message, code="one-class", path=found.folder)
-    images = found.images(found.files, backbone.preprocessing)
-    record = learner.learn((images, found.files.labels), "adapting", on_stage, checkpoint)
+        message = f"{scan.folder} has one class and nothing to tell it from; add other classes"
+        raise LearnerError(message, code="one-class", path=scan.folder)
+    images = scan.images(scan.files, backbone.preprocessing)
+    record = learner.learn((images, scan.files.labels), "adapting", on_stage, checkpoint)
     assert record.prompt is not None
     about = Path("a shared prompt"), backbone_header(backbone), learner.settings
     return Adapted(*about, classes, len(images), record.prompt)

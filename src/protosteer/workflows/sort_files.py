@@ -1,4 +1,4 @@
-"""Sort image files into class folders by their predictions, tag them with XMP side files, and take that back.
+"""Sort image files into class folders by their predictions, tag them with XMP side files, and undo both.
 
 Every step is logged before it is made, in `.protosteer-sort.jsonl` of the folder that files go to. So a second run skips
 what is sorted already, and `undo_sort` removes copies, links and side files, and moves files back.
@@ -21,7 +21,7 @@ from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.model.schema import SORT_STEP, check
 from protosteer.util.files import copy_synced, move_synced, read_regular
-from protosteer.workflows.ood import calibrated
+from protosteer.workflows.ood import is_calibrated
 from protosteer.workflows.prediction_table import Predictions, Row
 
 UNKNOWN, UNSURE = "_unknown", "_unsure"  # folders of images that get no class
@@ -86,7 +86,7 @@ class SortCounts:
 
 
 class Sorter:
-    """Sorts files of one folder; `counts` tells what was done so far."""
+    """Sorts files of one folder; `counts` are the results so far."""
 
     def __init__(self, learner: Learner, source: Path, options: SortOptions):
         """Prepare sorting.
@@ -98,7 +98,7 @@ class Sorter:
             message = f"{source} cannot be sorted into itself; name another folder"
             raise DataError(message, code="sort-into-itself", path=source)
         self.options, self.source, self.counts = options, source, SortCounts()
-        reject = options.reject if calibrated(learner) else None
+        reject = options.reject if is_calibrated(learner) else None
         self._predictions = Predictions(learner, 1, reject)
         self._root = options.out or (source if source.is_dir() else source.parent)
         self._done = {(step["from"], *step["version"]) for step in self._finished(read_log(self._root))}
@@ -110,16 +110,16 @@ class Sorter:
             paths: The files.
             on_file: Is given how many files are done.
         """
-        out, wanted = self.options.out, []
+        out, queue = self.options.out, []
         for path in paths:
             if out is None or not path.resolve().is_relative_to(out.resolve()):
                 with contextlib.suppress(OSError):  # gone meanwhile
-                    new = (str(path.resolve()), *_version(path)) not in self._done
-                    wanted += [path] if new else []
-                    self.counts.sorted_before += not new
+                    is_new = (str(path.resolve()), *_version(path)) not in self._done
+                    queue += [path] if is_new else []
+                    self.counts.sorted_before += not is_new
         done = 0
-        for start in range(0, len(wanted), _CHUNK):
-            for row in self._predictions.rows([str(path) for path in wanted[start : start + _CHUNK]]):
+        for start in range(0, len(queue), _CHUNK):
+            for row in self._predictions.rows([str(path) for path in queue[start : start + _CHUNK]]):
                 self._sort_one(Path(row["path"]), row)
                 on_file(done := done + 1)
 
@@ -160,7 +160,7 @@ class Sorter:
 
 
 def folder_name(label: str) -> str:
-    """Return a name for the folder of a class on any system, never that of `_unknown` or of a place elsewhere."""
+    """Return a folder name for a class, valid on any system, without separators and unlike `_unknown` and `_unsure`."""
     name = "".join("_" if c in '<>:"/\\|?*' or not c.isprintable() else c for c in label).strip(" ")
     name = name.rstrip(".") or "_"
     name = f"_{name[1:]}" if name.startswith(".") else name
@@ -238,7 +238,7 @@ def undo_sort(root: Path) -> tuple[int, list[str]]:
 
 
 def _undo_step(root: Path, step: dict[str, Any]) -> bool:
-    """Take one step back; return whether there was anything. An `OSError` says that a file has to stay."""
+    """Undo one step; return whether there was anything to undo. An `OSError` says that a file has to stay."""
     target, side = _inside(root, step.get("to")), _inside(root, step.get("xmp"))
     if side is not None:
         side.unlink(missing_ok=True)
@@ -252,7 +252,7 @@ def _undo_step(root: Path, step: dict[str, Any]) -> bool:
 
 
 def _inside(root: Path, name: str | None) -> Path | None:
-    """Return a logged file; one that is not below the folder was not written by us."""
+    """Return the path of a logged file; None if it is not below the folder, since the log may be forged."""
     if name is None or not (root / name).parent.resolve().is_relative_to(root.resolve()):
         return None
     return root / name
@@ -283,7 +283,7 @@ def watch(source: Path, stop: Any = None) -> Iterator[list[Path]]:
     except ImportError as error:
         message = "to watch a folder: pip install 'protosteer[watch]'"
         raise DataError(message, code="missing-extra", name="watch") from error
-    for found in changes(source, stop_event=stop, raise_interrupt=True):
-        paths: Sequence[Path] = sorted({Path(name) for change, name in found if change != Change.deleted})
+    for batch in changes(source, stop_event=stop, raise_interrupt=True):
+        paths: Sequence[Path] = sorted({Path(name) for change, name in batch if change != Change.deleted})
         if images := [path for path in paths if is_image(path)]:
             yield images

@@ -39,7 +39,7 @@ class TaskWriter:
     """
 
     def __init__(self, path: Path, name: str | None, say: Callable[[str], None]):
-        """Remember which version of the file was there.
+        """Record the version of the file.
 
         Args:
             path: The model file, which need not exist.
@@ -51,7 +51,7 @@ class TaskWriter:
         self._identity = identity(path)
 
     def put(self, learner: Learner, result: LearnResult) -> LearnResult:
-        """Write the learner's model; if there is a file, its tasks of now and the new one.
+        """Write the learner's model; if there is a file, its current tasks and the new one.
 
         Args:
             learner: Knows the new task; gets the tasks of the file.
@@ -64,25 +64,25 @@ class TaskWriter:
         with transaction(self.path, command, keep) as change:
             if change.identity != self._identity:
                 self.say(f"{self.path} {_what_happened(change.identity)}")
-            before = learner.memory.tasks[: learner.tasks.index(result.record.name)]
+            earlier_tasks = learner.memory.tasks[: learner.tasks.index(result.record.name)]
             if _refresh(learner, change):
-                result = dataclasses.replace(result, record=self._add(learner.memory, result.record, before))
+                result = dataclasses.replace(result, record=self._add(learner.memory, result.record, earlier_tasks))
             change.put(learner.model)
         self._identity = change.identity
         self.unfinished = result.record.name if result.record.metadata.unfinished else None
         return result
 
-    def _add(self, memory: Memory, record: TaskRecord, before: Sequence[TaskRecord]) -> TaskRecord:
+    def _add(self, memory: Memory, record: TaskRecord, earlier_tasks: Sequence[TaskRecord]) -> TaskRecord:
         """Put a task at the end, or in the place of its unfinished form."""
         if self.unfinished is None:
             if self.name is None:  # the folder's name was free when learning began
                 record = dataclasses.replace(record, name=memory.free_name(record.name))
             memory.add(record)
         else:
-            old = self._find_unfinished(memory)
-            record = self._without_forgotten(dataclasses.replace(record, name=self.unfinished), old)
-            memory.replace(old, record)
-        if not record.metadata.unfinished and (warning := lost_influence(record, before, memory)):
+            unfinished = self._find_unfinished(memory)
+            record = self._without_forgotten(dataclasses.replace(record, name=self.unfinished), unfinished)
+            memory.replace(unfinished, record)
+        if not record.metadata.unfinished and (warning := lost_influence(record, earlier_tasks, memory)):
             self.say(f"warning: {warning}")
         return record
 
@@ -96,15 +96,15 @@ class TaskWriter:
         )
         raise LearnerError(message, code="task-gone", name=self.unfinished)
 
-    def _without_forgotten(self, record: TaskRecord, old: TaskRecord) -> TaskRecord:
+    def _without_forgotten(self, record: TaskRecord, unfinished: TaskRecord) -> TaskRecord:
         """Keep the classes that the unfinished form still has."""
-        gone = [name for name in record.class_names if name not in old.class_names]
-        if gone and record.prompt is not None:
+        forgotten = [name for name in record.class_names if name not in unfinished.class_names]
+        if forgotten and record.prompt is not None:
             self.say(
-                f"warning: '{gone[0]}' was forgotten meanwhile and is left out, but the prompt of task "
+                f"warning: '{forgotten[0]}' was forgotten meanwhile and is left out, but the prompt of task "
                 f"'{record.name}' was trained with its images; to remove that too, forget this task and learn it again"
             )
-        return dataclasses.replace(record, classes=record.classes.without(gone))
+        return dataclasses.replace(record, classes=record.classes.without(forgotten))
 
 
 def _refresh(learner: Learner, change: Transaction) -> bool:
@@ -115,7 +115,7 @@ def _refresh(learner: Learner, change: Transaction) -> bool:
     return True
 
 
-def _what_happened(now: tuple[int, ...] | None) -> str:
-    if now is None:
+def _what_happened(identity: tuple[int, ...] | None) -> str:
+    if identity is None:
         return "was deleted meanwhile; it is written again, with all that it held when learning began"
     return "was changed by someone else meanwhile; the task goes into what is there now"

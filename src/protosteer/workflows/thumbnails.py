@@ -28,26 +28,25 @@ def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
 
     Of each class they are images that the model keeps as prototypes.
     """
-    found = slot.found
-    seed = task_seed(slot.before.settings.seed, list(found.counts))
-    with transaction(path) as change:  # what was forgotten meanwhile must not come back
+    scan = slot.scan
+    seed = task_seed(slot.base.settings.seed, list(scan.counts))
+    with transaction(path) as change:  # classes forgotten meanwhile must not come back
         memory = change.read().memory
         kept_out = any(task.name == slot.name and task.metadata.held_out for task in memory.tasks)
-        learned = slot.learned if kept_out else found.files
-        of_class = rows_by_label(learned.labels)
-        rows = [row for name in found.counts for row in _chosen(of_class.get(name, []), seed)]
-        images = found.images(learned, slot.before.backbone.preprocessing)
-        new = [
-            Thumb(learned.labels[row], found.digests[learned.paths[row]], _jpeg(images.pixels([row])[0]))
-            for row in rows
+        files = slot.learned if kept_out else scan.files
+        of_class = rows_by_label(files.labels)
+        rows = [row for name in scan.counts for row in _prototype_rows(of_class.get(name, []), seed)]
+        images = scan.images(files, slot.base.backbone.preprocessing)
+        thumbs = [
+            Thumb(files.labels[row], scan.digests[files.paths[row]], _jpeg(images.pixels([row])[0])) for row in rows
         ]
-        thumbnails.write(path, [*thumbnails.read(path, memory), *new])
+        thumbnails.write(path, [*thumbnails.read(path, memory), *thumbs])
         thumbnails.follow(path, memory)
-    return len(new)
+    return len(thumbs)
 
 
-def _chosen(rows: Sequence[int], seed: int) -> list[int]:
-    """Return those of a class's rows whose images are prototypes as they are; of many, evenly spaced ones."""
+def _prototype_rows(rows: Sequence[int], seed: int) -> list[int]:
+    """Return the rows of a class whose images are stored as prototypes; of many, evenly spaced ones."""
     single = exact_rows(len(rows), seed)
     even = torch.linspace(0, len(single) - 1, min(MAX_THUMBNAILS, len(single))).round().long()
     return [rows[row] for row in single[even].tolist()]

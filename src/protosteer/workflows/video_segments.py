@@ -34,7 +34,7 @@ class Segment:
         end: Time of the next segment's first frame, or of the video's last one.
         label: The class.
         probability: Mean over its frames.
-        frames: How many were looked at.
+        frames: How many were predicted.
     """
 
     start: float
@@ -64,7 +64,7 @@ def predict_video(
         raise SettingsError(message, code="bad-frame-rate", value=per_second)
     times: list[float] = []
     parts: list[Tensor] = []
-    remaining = frames(path, per_second)
+    remaining = read_frames(path, per_second)
     while chunk := list(itertools.islice(remaining, _CHUNK)):
         prediction = learner.predict([image for _, image in chunk])
         dense = torch.zeros(len(chunk), len(prediction.classes), dtype=torch.double)
@@ -72,37 +72,37 @@ def predict_video(
         times += [seconds for seconds, _ in chunk]
         if on_stage:
             on_stage(Stage("", "frames", len(times), len(times)))
-    return segments(times, torch.cat(parts), learner.classes)
+    return cut_segments(times, torch.cat(parts), learner.classes)
 
 
-def segments(times: list[float], probabilities: Tensor, classes: list[str]) -> list[Segment]:
+def cut_segments(times: list[float], probabilities: Tensor, classes: list[str]) -> list[Segment]:
     """Cut T frames at `times` with probabilities [T, C] into segments of one class each."""
-    labels = smoothed(probabilities.clamp(min=MIN_PROBABILITY).log(), CHANGE_COST)
+    labels = smooth_classes(probabilities.clamp(min=MIN_PROBABILITY).log(), CHANGE_COST)
     starts = [0, *(t for t in range(1, len(labels)) if labels[t] != labels[t - 1]), len(labels)]
-    found = []
-    for first, last in zip(starts, starts[1:], strict=False):
-        mean = float(probabilities[first:last, labels[first]].mean())
-        end = times[last] if last < len(times) else times[-1]
-        found.append(Segment(times[first], end, classes[labels[first]], mean, last - first))
-    return found
+    parts = []
+    for start, stop in zip(starts, starts[1:], strict=False):
+        mean = float(probabilities[start:stop, labels[start]].mean())
+        end = times[stop] if stop < len(times) else times[-1]
+        parts.append(Segment(times[start], end, classes[labels[start]], mean, stop - start))
+    return parts
 
 
-def smoothed(log_probabilities: Tensor, cost: float) -> list[int]:
+def smooth_classes(log_probabilities: Tensor, cost: float) -> list[int]:
     """Return the classes [T] with the greatest sum of log-probabilities [T, C] minus `cost` for every change."""
     score = log_probabilities[0]
     came_from = []
     for row in log_probabilities[1:]:
-        best = int(score.argmax())
-        stay = score >= score[best] - cost
-        came_from.append(torch.arange(len(row)).where(stay, best))
-        score = score.where(stay, score[best] - cost) + row
+        top = int(score.argmax())
+        stay = score >= score[top] - cost
+        came_from.append(torch.arange(len(row)).where(stay, top))
+        score = score.where(stay, score[top] - cost) + row
     labels = [int(score.argmax())]
-    for previous in reversed(came_from):
-        labels.append(int(previous[labels[-1]]))
+    for origins in reversed(came_from):
+        labels.append(int(origins[labels[-1]]))
     return labels[::-1]
 
 
-def frames(path: Path, per_second: float) -> Iterator[tuple[float, Image.Image]]:
+def read_frames(path: Path, per_second: float) -> Iterator[tuple[float, Image.Image]]:
     """Yield times in seconds and upright RGB frames, at most so many per second.
 
     Raises:
@@ -113,7 +113,7 @@ def frames(path: Path, per_second: float) -> Iterator[tuple[float, Image.Image]]
     except ImportError as error:
         message = f"{path} is a video; to read it: pip install 'protosteer[video]'"
         raise DataError(message, code="missing-extra", name="video") from error
-    following, found = 0.0, False
+    following, has_frames = 0.0, False
     try:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
@@ -121,12 +121,12 @@ def frames(path: Path, per_second: float) -> Iterator[tuple[float, Image.Image]]
             for frame in container.decode(stream):
                 seconds = float(frame.time or 0.0)
                 if seconds + 1e-6 >= following:
-                    found, following = True, (int(seconds * per_second + 1e-6) + 1) / per_second
+                    has_frames, following = True, (int(seconds * per_second + 1e-6) + 1) / per_second
                     image = frame.to_image()
                     yield seconds, image.rotate(frame.rotation, expand=True) if frame.rotation else image
     except (av.FFmpegError, IndexError, OSError) as error:
-        if not found:
+        if not has_frames:
             message = f"{path} cannot be read as a video; replace or remove it ({one_line(str(error))})"
             raise DataError(message, code="unreadable-video", path=path) from error
-    if not found:
+    if not has_frames:
         raise DataError(f"{path} has no frames; replace or remove it", code="unreadable-video", path=path)
