@@ -1,7 +1,6 @@
 """A certificate of forgetting: what was removed from a model file, what is left, and how to check both.
 
-It is plain JSON with a checksum, which finds accidental changes. It is no signature: a person who can write the file can
-write another one.
+It is plain JSON with a checksum, which detects accidental changes. It is not a signature.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ def make(
         "model": model.name,
         "sha256_before": sha256_before,
         "sha256_after": file_hash(model, "sha256"),
-        "exact": all(one.exact for one in forgotten),
-        "forgotten": [dataclasses.asdict(one) for one in forgotten],
+        "exact": all(summary.exact for summary in forgotten),
+        "forgotten": [dataclasses.asdict(summary) for summary in forgotten],
         "removed": [{"class": name, "task": task.name, "sha256": record_hash(task, name)} for task, name in lost],
         "left": [
             {"task": t.name, "classes": t.class_names, "independent": t.independent, "sha256": record_hash(t)}
@@ -69,7 +68,7 @@ def _checksum(contents: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a certificate; a `ModelFileError` says if it is none, or was changed."""
+    """Read a certificate; raise a `ModelFileError` if the file is no certificate, or was changed."""
     try:
         contents = json.loads(read_regular(path))
         checksum = contents.pop("checksum")

@@ -1,7 +1,7 @@
 """The classes of a task, or of a model, as a few long tensors.
 
-Readers of all classes take whole columns. One class is a cheap row view, a `ClassRecord`. A hundred thousand records
-would be a million small tensors, which take a minute to make; so nothing that works on all classes makes them.
+Code that reads all classes uses whole columns. One class is a cheap row view, a `ClassRecord`. A hundred thousand records
+would be a million small tensors, which take a minute to make.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class ClassTable(Sequence[ClassRecord]):
         }
         columns, starts = dict[str, Tensor](), dict[str, Tensor]()
         for group, parts in groups.items():
-            present = [part for part in parts if part]
+            part_fields = [part for part in parts if part]
             starts[group] = _starts([len(part[GROUPS[group][0]]) if part else 0 for part in parts])
-            for field in present[0] if present else ():
-                columns[field] = torch.cat([part[field] for part in present])
+            for field in part_fields[0] if part_fields else ():
+                columns[field] = torch.cat([part[field] for part in part_fields])
         return cls.of_columns([r.name for r in records], columns, starts)
 
     @classmethod
@@ -78,9 +78,9 @@ class ClassTable(Sequence[ClassRecord]):
         cls, names: Iterable[str], columns: Mapping[str, Tensor], starts: Mapping[str, Tensor]
     ) -> ClassTable:
         """Build a table from columns, without the groups that have no rows."""
-        present = {group: rows for group, rows in starts.items() if int(rows[-1])}
-        fields = {f: columns[f] for group in GROUPS if group in present for f in GROUPS[group] if f in columns}
-        return cls(tuple(names), fields, present)
+        used_starts = {group: rows for group, rows in starts.items() if int(rows[-1])}
+        fields = {f: columns[f] for group in GROUPS if group in used_starts for f in GROUPS[group] if f in columns}
+        return cls(tuple(names), fields, used_starts)
 
     @classmethod
     def concatenate(cls, tables: Sequence[ClassTable]) -> ClassTable:
@@ -92,8 +92,8 @@ class ClassTable(Sequence[ClassRecord]):
                 continue
             starts[group] = _starts(torch.cat([table.lengths(group) for table in tables]))
             if group in SUMMARIES:
-                joined = SummaryTable.concatenate([table._summaries(group) for table in owners])
-                columns |= {f: t for f in fields if (t := getattr(joined, f.split(".")[1])) is not None}
+                summaries = SummaryTable.concatenate([table._summaries(group) for table in owners])
+                columns |= {f: t for f in fields if (t := getattr(summaries, f.split(".")[1])) is not None}
             else:
                 columns |= {f: join_rows([table.columns[f] for table in owners]) for f in fields}
         return cls(tuple(itertools.chain.from_iterable(table.names for table in tables)), columns, starts)
@@ -109,8 +109,8 @@ class ClassTable(Sequence[ClassRecord]):
 
     def __getitem__(self, row: int | slice) -> ClassRecord | ClassTable:
         if isinstance(row, slice):
-            first, last, step = row.indices(len(self))
-            return self.take(range(first, last, step)) if step != 1 else self._range(first, max(first, last))
+            start, stop, step = row.indices(len(self))
+            return self.take(range(start, stop, step)) if step != 1 else self._range(start, max(start, stop))
         place = range(len(self))[row]
         return self._range(place, place + 1)._record()
 
@@ -123,8 +123,8 @@ class ClassTable(Sequence[ClassRecord]):
 
     def without(self, names: Iterable[str]) -> ClassTable:
         """Return the classes that have other names."""
-        gone = set(names)
-        return self.take([row for row, name in enumerate(self.names) if name not in gone])
+        dropped_names = set(names)
+        return self.take([row for row, name in enumerate(self.names) if name not in dropped_names])
 
     def renamed(self, names: Mapping[str, str]) -> ClassTable:
         """Return the same classes under new names, by old names."""
@@ -132,8 +132,8 @@ class ClassTable(Sequence[ClassRecord]):
 
     def with_rows(self, group: str, parts: Sequence[Tensor | None]) -> ClassTable:
         """Replace "held_out" or "seen" of all classes; one part per class, None for none."""
-        present = [part for part in parts if part is not None]
-        columns = {**self.columns, **({group: torch.cat(present)} if present else {})}
+        tensors = [part for part in parts if part is not None]
+        columns = {**self.columns, **({group: torch.cat(tensors)} if tensors else {})}
         starts = {**self.starts, group: _starts([0 if part is None else len(part) for part in parts])}
         return self.of_columns(self.names, columns, starts)
 
@@ -166,8 +166,8 @@ class ClassTable(Sequence[ClassRecord]):
         points = self._summaries("plain").decoded() if "plain" in self.starts else None
         if points is None or "keys" not in self.starts:
             return self.columns["keys"] if points is None else points
-        own, summarised = self.lengths("keys"), self.lengths("plain")
-        order = (own > 0).repeat_interleave(own + summarised)  # which rows come from "keys"
+        key_counts, prototype_counts = self.lengths("keys"), self.lengths("plain")
+        order = (key_counts > 0).repeat_interleave(key_counts + prototype_counts)  # which rows come from "keys"
         rows = torch.empty(len(order), points.shape[1])
         rows[order], rows[~order] = self.columns["keys"], points
         return rows
@@ -208,7 +208,7 @@ class ClassTable(Sequence[ClassRecord]):
             yield digest, self.names[owner]
 
     def packed(self) -> dict[str, Tensor]:
-        """Return the columns as a file keeps them: in fewer bits where that is exact."""
+        """Return the columns as a file stores them: in fewer bits where that is exact."""
         columns = dict(self.columns)
         for part in (part for part in SUMMARIES if part in self.starts):
             columns |= {f"{part}.{x}": t for x, t in self._summaries(part).packed().items()}
@@ -239,25 +239,25 @@ class ClassTable(Sequence[ClassRecord]):
             return _starts((self.lengths(group) > 0).long())
         return self.starts[group]
 
-    def _bounds(self, field: str, first: int, last: int) -> slice:
+    def _bounds(self, field: str, start: int, stop: int) -> slice:
         """Return the rows of classes `first` to `last` - 1 in a column; cheap, since a file has thousands of tasks."""
         group, _, column = field.partition(".")
         if group in SUMMARIES and column == "deviations" and len(self.columns[field]) == len(self):
-            return slice(first, last)
+            return slice(start, stop)
         rows = self._field_starts(field)
-        return slice(int(rows[first]), int(rows[last]))
+        return slice(int(rows[start]), int(rows[stop]))
 
-    def _range(self, first: int, last: int) -> ClassTable:
-        columns = {field: column[self._bounds(field, first, last)] for field, column in self.columns.items()}
-        starts = {group: rows[first : last + 1] - rows[first] for group, rows in self.starts.items()}
-        return self.of_columns(self.names[first:last], columns, starts)
+    def _range(self, start: int, stop: int) -> ClassTable:
+        columns = {field: column[self._bounds(field, start, stop)] for field, column in self.columns.items()}
+        starts = {group: rows[start : stop + 1] - rows[start] for group, rows in self.starts.items()}
+        return self.of_columns(self.names[start:stop], columns, starts)
 
     def _record(self) -> ClassRecord:
         """Return the only class."""
-        plain, shared = (self._summary(part) for part in SUMMARIES)
-        keys = self.columns["keys"] if plain is None else plain.points
+        plain_summary, shared_summary = (self._summary(part) for part in SUMMARIES)
+        keys = self.columns["keys"] if plain_summary is None else plain_summary.points
         held_out, digests = self.columns.get("held_out"), self.columns.get("seen")
-        return ClassRecord(self.names[0], keys, self.values, held_out, plain, shared, digests)
+        return ClassRecord(self.names[0], keys, self.values, held_out, plain_summary, shared_summary, digests)
 
     def _summary(self, part: str) -> ClassSummary | None:
         if part not in self.starts:

@@ -31,39 +31,39 @@ from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord, equa
 from protosteer.paper.prototypes import Centroids
 
 MIN_SINGLE, MAX_SINGLE = 64, 128  # corrections that are tasks of their own
-MAX_DIGESTS = 4096  # files of a class that are known again, of those whose corrections were compacted
+MAX_DIGESTS = 4096  # digests that a class keeps of the files of compacted corrections
 NAMES = {False: "corrections", True: "confirmations"}  # by whether they are confirmed
 
 
 def compact(memory: Memory) -> Memory:
     """Return a memory in which the older corrections are one record per class, once there are `MAX_SINGLE`."""
-    single = memory.corrections
-    if len(single) >= MAX_SINGLE:
-        single = [task for task in single if _can_join(task, memory)]
-    if len(single) < MAX_SINGLE:
+    corrections = memory.corrections
+    if len(corrections) >= MAX_SINGLE:
+        corrections = [task for task in corrections if _can_join(task, memory)]
+    if len(corrections) < MAX_SINGLE:
         return memory
-    gone = single[:-MIN_SINGLE]
+    batch = corrections[:-MIN_SINGLE]
     for confirmed, name in NAMES.items():
-        same = [task for task in memory.tasks if task.confirmed == confirmed]
-        old = [task for task in same if task.compacted and _can_join(task, memory)]
-        new = [task for task in gone if task.confirmed == confirmed]
-        if new:
-            parts = {*old, *new}
-            others = Memory(task for task in memory.tasks if task not in parts)
-            joined = _join([*old, *new], old[0].name if old else others.free_name(name), confirmed)
-            memory = Memory([*others.tasks[: _place(others)], joined, *others.tasks[_place(others) :]])
+        peers = [task for task in memory.tasks if task.confirmed == confirmed]
+        records = [task for task in peers if task.compacted and _can_join(task, memory)]
+        additions = [task for task in batch if task.confirmed == confirmed]
+        if additions:
+            parts = {*records, *additions}
+            base = Memory(task for task in memory.tasks if task not in parts)
+            record = _join([*records, *additions], records[0].name if records else base.free_name(name), confirmed)
+            memory = Memory([*base.tasks[: _place(base)], record, *base.tasks[_place(base) :]])
     return memory
 
 
 def _can_join(task: TaskRecord, memory: Memory) -> bool:
-    """Return whether a task has nothing but class summaries, made as those of all other tasks are."""
-    shared, first = task.shared_prompt, memory.tasks[0].shared_prompt
-    same = shared is first or equal_prompts(shared, first)
-    return task.prompt is None and task.classes.summarised and same
+    """Return whether a task has no prompt, only class summaries, and the same shared prompt as the first task."""
+    shared, first_prompt = task.shared_prompt, memory.tasks[0].shared_prompt
+    has_same_prompt = shared is first_prompt or equal_prompts(shared, first_prompt)
+    return task.prompt is None and task.classes.summarised and has_same_prompt
 
 
 def _place(memory: Memory) -> int:
-    """Return the place before the first single correction, so that the last task stays the last correction."""
+    """Return the position of the first single correction, so that the last task stays the last correction."""
     return next((i for i, task in enumerate(memory.tasks) if task.corrected_from is not None), len(memory))
 
 
@@ -71,9 +71,9 @@ def _join(tasks: Sequence[TaskRecord], name: str, confirmed: bool) -> TaskRecord
     by_class: dict[str, list[ClassRecord]] = {}
     for record in (record for task in tasks for record in task.classes):
         by_class.setdefault(record.name, []).append(record)
-    classes, last = ClassTable.of(_join_records(parts) for parts in by_class.values()), tasks[-1]
-    about, images = last.metadata, sum(task.images for task in tasks)
-    metadata = TaskMetadata(about.settings, images, learned=about.learned, precision=about.precision)
+    classes, last_task = ClassTable.of(_join_records(parts) for parts in by_class.values()), tasks[-1]
+    source, images = last_task.metadata, sum(task.images for task in tasks)
+    metadata = TaskMetadata(source.settings, images, learned=source.learned, precision=source.precision)
     return TaskRecord(
         name=name,
         classes=classes,
@@ -81,7 +81,7 @@ def _join(tasks: Sequence[TaskRecord], name: str, confirmed: bool) -> TaskRecord
         independent=True,
         metadata=metadata,
         few_shot=True,
-        shared_prompt=last.shared_prompt,
+        shared_prompt=last_task.shared_prompt,
         confirmed=confirmed,
         compacted=True,
     )
@@ -89,9 +89,9 @@ def _join(tasks: Sequence[TaskRecord], name: str, confirmed: bool) -> TaskRecord
 
 def _join_records(parts: Sequence[ClassRecord]) -> ClassRecord:
     """Join several records of one class, the oldest first."""
-    plain = [part.plain for part in parts if part.plain is not None]
-    shared = [part.shared for part in parts if part.shared is not None]
-    joined = join_summaries([plain, shared] if shared else [plain])
+    plain_summaries = [part.plain for part in parts if part.plain is not None]
+    shared_summaries = [part.shared for part in parts if part.shared is not None]
+    summaries = join_summaries([plain_summaries, shared_summaries] if shared_summaries else [plain_summaries])
     counts = torch.cat([part.values.counts for part in parts])
     weights = (counts / counts.sum())[:, None]
     means, deviations = (
@@ -103,10 +103,10 @@ def _join_records(parts: Sequence[ClassRecord]) -> ClassRecord:
     digests = [part.file_digests for part in parts if part.file_digests is not None]
     return ClassRecord(
         parts[0].name,
-        joined[0].points,
+        summaries[0].points,
         values,
-        plain=joined[0],
-        shared=joined[1] if shared else None,
+        plain=summaries[0],
+        shared=summaries[1] if shared_summaries else None,
         file_digests=torch.cat(digests)[-MAX_DIGESTS:] if digests else None,
     )
 
@@ -117,14 +117,14 @@ def join_summaries(kinds: Sequence[Sequence[ClassSummary]]) -> list[ClassSummary
     The images that are stored as they are stay the first ones; the same prototypes are merged in both kinds.
     """
     parts = [_Prototypes.of(summaries) for summaries in kinds]
-    counts, most = parts[0].counts, MAX_PROTOTYPES if len(parts) == 1 else MAX_PAIRED_PROTOTYPES
-    if bool((counts == 1).all()) and len(counts) <= most:
+    counts, limit = parts[0].counts, MAX_PROTOTYPES if len(parts) == 1 else MAX_PAIRED_PROTOTYPES
+    if bool((counts == 1).all()) and len(counts) <= limit:
         exact, groups = torch.arange(len(counts)), list[Tensor]()
     else:
         exact = (counts == 1).nonzero()[:EXACT_PROTOTYPES, 0]
-        others = torch.ones(len(counts), dtype=torch.bool).index_fill_(0, exact, False).nonzero()[:, 0]
-        vectors = torch.cat([part.vectors.flatten(1) for part in parts], dim=1)[others]
-        groups = [others[rows] for rows in _merge(vectors, counts[others], most - EXACT_PROTOTYPES)]
+        group_rows = torch.ones(len(counts), dtype=torch.bool).index_fill_(0, exact, False).nonzero()[:, 0]
+        vectors = torch.cat([part.vectors.flatten(1) for part in parts], dim=1)[group_rows]
+        groups = [group_rows[rows] for rows in _merge(vectors, counts[group_rows], limit - EXACT_PROTOTYPES)]
         groups.sort(key=lambda rows: -int(counts[rows].sum()))  # so that none counts as a single image
     return [part.summary(exact, groups) for part in parts]
 
@@ -164,18 +164,18 @@ class _Prototypes:
         return ClassSummary(quantize_int8(torch.cat([images, means])[:, 0]), counts, deviations, codes)
 
 
-def _merge(vectors: Tensor, counts: Tensor, most: int) -> list[Tensor]:
+def _merge(vectors: Tensor, counts: Tensor, limit: int) -> list[Tensor]:
     """Merge n prototypes [n, D] to at most `most` groups, at each step the two that lose the least (Ward): their rows."""
     means, sizes, groups = vectors.double(), counts.double(), [torch.tensor([row]) for row in range(len(counts))]
-    while len(groups) > most:
+    while len(groups) > limit:
         loss = torch.cdist(means, means).square() * (sizes[:, None] * sizes / (sizes[:, None] + sizes))
         loss.fill_diagonal_(torch.inf)
-        first, second = sorted(divmod(int(loss.argmin()), len(groups)))
-        size = sizes[first] + sizes[second]
-        means[first] = (sizes[first] * means[first] + sizes[second] * means[second]) / size
-        sizes[first] = size
-        groups[first] = torch.cat([groups[first], groups[second]])
-        keep = torch.arange(len(groups)) != second
+        row, column = sorted(divmod(int(loss.argmin()), len(groups)))
+        size = sizes[row] + sizes[column]
+        means[row] = (sizes[row] * means[row] + sizes[column] * means[column]) / size
+        sizes[row] = size
+        groups[row] = torch.cat([groups[row], groups[column]])
+        keep = torch.arange(len(groups)) != column
         means, sizes = means[keep], sizes[keep]
-        del groups[second]
+        del groups[column]
     return groups

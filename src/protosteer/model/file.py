@@ -54,37 +54,37 @@ class Model:
     settings: Settings
     memory: Memory
 
-    def backbone_for(self, given: Backbone | None) -> Backbone:
-        """Return the backbone that the model was learned with: `given`, or else loaded by its name."""
-        about = self.backbone
-        if given is None:
+    def backbone_for(self, backbone: Backbone | None) -> Backbone:
+        """Return the backbone that the model was learned with: the one passed, or else loaded by its name."""
+        header = self.backbone
+        if backbone is None:
             try:
-                given = self.load_backbone()
+                backbone = self.load_backbone()
             except WeightsError as error:
                 raise self._error(
                     "backbone-not-found",
-                    f"needs backbone '{about['name']}', which cannot be loaded ({error}); load it yourself and pass "
+                    f"needs backbone '{header['name']}', which cannot be loaded ({error}); load it yourself and pass "
                     "it as backbone=",
                 ) from error
-        self._check_backbone(given)
-        return given
+        self._check_backbone(backbone)
+        return backbone
 
-    def _check_backbone(self, given: Backbone) -> None:
-        about = self.backbone
-        if given.fingerprint != about["fingerprint"]:
+    def _check_backbone(self, backbone: Backbone) -> None:
+        header = self.backbone
+        if backbone.fingerprint != header["fingerprint"]:
             raise self._error(
                 "other-backbone",
-                f"was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), not with "
-                f"'{given.name}' ({given.fingerprint[:12]}); a model keeps its backbone: pass that one, or none",
+                f"was learned with backbone '{header['name']}' ({header['fingerprint'][:12]}), not with "
+                f"'{backbone.name}' ({backbone.fingerprint[:12]}); a model keeps its backbone: pass that one, or none",
             )
-        if given.preprocessing.to_dict() != about["preprocessing"]:
+        if backbone.preprocessing.to_dict() != header["preprocessing"]:
             raise self._error(
                 "other-preprocessing",
-                f"was learned with preprocessing {about['preprocessing']}, the backbone given has "
-                f"{given.preprocessing.to_dict()}; load the backbone with the same mean, std and crop",
+                f"was learned with preprocessing {header['preprocessing']}, the backbone given has "
+                f"{backbone.preprocessing.to_dict()}; load the backbone with the same mean, std and crop",
             )
         try:
-            check_fits(self.memory, given.dim, given.depth)
+            check_fits(self.memory, backbone.dim, backbone.depth)
         except TypeError as error:
             raise self._error("other-backbone", f"does not fit its backbone ({error}); use another copy") from error
 
@@ -96,7 +96,7 @@ class Model:
         """
         place = real(Path(path))
         write_atomically(place, self.pack())
-        # From here on the change is made: a side file that cannot follow is removed, which needs no space.
+        # The model is written: a side file that cannot be updated is removed, which needs no space.
         with _expendable(thumbnails.beside(place)):
             thumbnails.follow(place, self.memory)
         index = place.with_name(f"{place.name}.index")  # of earlier versions, with digests of class names
@@ -111,8 +111,8 @@ class Model:
         tensors = {f"classes.{name}": column for name, column in table.packed().items()}
         tensors |= {f"starts.{group}": rows for group, rows in table.starts.items()}
         tensors |= {f"domains.{i}": prompt for i, prompt in enumerate(prompts)}
-        own = {f"tasks.{t}.prompt": task.prompt for t, task in enumerate(self.memory.tasks)}
-        tensors |= {name: prompt for name, prompt in own.items() if prompt is not None}
+        task_prompts = {f"tasks.{t}.prompt": task.prompt for t, task in enumerate(self.memory.tasks)}
+        tensors |= {name: prompt for name, prompt in task_prompts.items() if prompt is not None}
         header = {
             "format": FORMAT,
             "protosteer": protosteer.__version__,
@@ -129,22 +129,22 @@ class Model:
         device: str | torch.device = "cpu",
         precision: str = AUTO_PRECISION,
     ) -> Backbone:
-        """Load the model's backbone with its preprocessing, by its own name and from where its weights were by default.
+        """Load the model's backbone with its preprocessing, by default by its name and from its former path.
 
-        Other weights are rejected before anything is built in the sizes that the file names.
+        Other weights are rejected before a network is built in the sizes that the file names.
         """
-        about = self.backbone
-        hint = about.get("weights") if name is None or full_name(name) == about["name"] else None
+        header = self.backbone
+        hint = header.get("weights") if name is None or full_name(name) == header["name"] else None
         if weights is None and hint and os.path.isfile(hint):  # any text
             weights = Path(hint)
         try:
-            given = {key: about[key] for key in ("image_size", "heads", "fingerprint")}
-            given |= {key: about["preprocessing"][key] for key in ("mean", "std", "crop")}
-            return Backbone.load(name or about["name"], weights=weights, device=device, precision=precision, **given)
+            options = {key: header[key] for key in ("image_size", "heads", "fingerprint")}
+            options |= {key: header["preprocessing"][key] for key in ("mean", "std", "crop")}
+            return Backbone.load(name or header["name"], weights=weights, device=device, precision=precision, **options)
         except FingerprintMismatchError as error:
             raise self._error(
                 "other-backbone",
-                f"was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), and {error}; a model keeps "
+                f"was learned with backbone '{header['name']}' ({header['fingerprint'][:12]}), and {error}; a model keeps "
                 "its backbone: pass its own weights, or none",
             ) from error
 
@@ -168,7 +168,7 @@ def _expendable(side: Path) -> Iterator[None]:
 
 
 def _task_header(task: TaskRecord, shared_prompts: list[Tensor]) -> dict[str, Any]:
-    """Return what a header says of a task. shared_prompts: those so far; a new one is added."""
+    """Return the header entry of a task; append its shared prompt to `shared_prompts` if it is new."""
     return {
         "name": task.name,
         "classes": task.class_names,
@@ -184,13 +184,13 @@ def _task_header(task: TaskRecord, shared_prompts: list[Tensor]) -> dict[str, An
 
 def _number(prompts: list[Tensor], prompt: Tensor) -> int:
     """Return the position of an equal prompt in the list; if there is none, append it."""
-    if not any(torch.equal(other, prompt) for other in prompts):
+    if not any(torch.equal(candidate, prompt) for candidate in prompts):
         prompts.append(prompt)
-    return next(i for i, other in enumerate(prompts) if torch.equal(other, prompt))
+    return next(i for i, candidate in enumerate(prompts) if torch.equal(candidate, prompt))
 
 
 def backbone_header(backbone: Backbone) -> dict[str, Any]:
-    """Return all that a model file says of its backbone."""
+    """Return the header entry of a backbone."""
     return {**backbone.describe(), "weights": _hint(backbone)}
 
 
@@ -198,18 +198,18 @@ def merge(models: Sequence[Model], renames: Renames | None = None, task_renames:
     """Return one model with the tasks of all, in the order given; see `merging.concatenate`."""
     if not models:
         raise ModelFileError("merge needs at least one model", code="nothing-to-merge")
-    first = models[0]
-    for kind, new in [("class", renames), ("task", task_renames)]:
-        for old, name in (new or {}).items():
+    base = models[0]
+    for kind, mapping in [("class", renames), ("task", task_renames)]:
+        for old, name in (mapping or {}).items():
             check_name(name, f"the new name of {kind} '{old}'")
-    for other in models[1:]:
-        _check_alike(first, other)
+    for model in models[1:]:
+        _check_alike(base, model)
     memory = concatenate([model.memory for model in models], renames, task_renames)
-    return dataclasses.replace(first, memory=memory)
+    return dataclasses.replace(base, memory=memory)
 
 
-def _check_alike(first: Model, other: Model) -> None:
-    mine, theirs = first.backbone, other.backbone
+def _check_alike(base: Model, model: Model) -> None:
+    mine, theirs = base.backbone, model.backbone
     if mine["fingerprint"] != theirs["fingerprint"]:
         raise LearnerError(
             f"models have different backbones: {mine['name']} ({mine['fingerprint'][:12]}) "
@@ -223,14 +223,14 @@ def _check_alike(first: Model, other: Model) -> None:
             code="other-preprocessing",
         )
     for setting in ("rule", "neighbours", "temperature", "feature_layers"):
-        own, theirs = getattr(first.settings, setting), getattr(other.settings, setting)
-        if own != theirs:
-            message = f"models predict differently: {setting} is {own} and {theirs}; make them equal"
+        ours, theirs = getattr(base.settings, setting), getattr(model.settings, setting)
+        if ours != theirs:
+            message = f"models predict differently: {setting} is {ours} and {theirs}; make them equal"
             raise LearnerError(message, code="other-settings", name=setting)
 
 
 def read(path: str | Path) -> Model:
-    """Read and check a model file of any format; a `ModelFileError` says why it cannot be used."""
+    """Read and check a model file of any format; raise a `ModelFileError` if it cannot be used."""
     path = Path(path)
     try:
         data = read_regular(path)
@@ -270,17 +270,17 @@ def unpack(data: bytes, path: Path) -> Model:
 def _tasks(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[TaskRecord]:
     names = [name for task in header["tasks"] for name in task["classes"]]
 
-    def under(prefix: str) -> dict[str, Tensor]:
+    def with_prefix(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
-    columns, starts = under("classes."), under("starts.")
+    columns, starts = with_prefix("classes."), with_prefix("starts.")
     check_columns(names, columns, starts, header["backbone"].get("dim"))
-    table, first = ClassTable.of_columns(names, columns, starts), 0
+    table, start = ClassTable.of_columns(names, columns, starts), 0
     for t, task in enumerate(header["tasks"]):
-        last = first + len(task["classes"])
+        stop = start + len(task["classes"])
         yield TaskRecord(
             name=task["name"],
-            classes=table[first:last],
+            classes=table[start:stop],
             prompt=tensors[f"tasks.{t}.prompt"] if task["prompt"] else None,
             independent=task["independent"],
             metadata=TaskMetadata.from_dict(task["about"]),
@@ -290,7 +290,7 @@ def _tasks(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[TaskR
             confirmed=task.get("confirmed") or False,
             compacted=task.get("compacted") or False,
         )
-        first = last
+        start = stop
 
 
 def _hint(backbone: Backbone) -> str | None:

@@ -1,4 +1,4 @@
-"""The log of changes of a model file, and earlier versions of it, for those who keep them.
+"""The log of changes of a model file, and earlier versions of it, if the user keeps them.
 
 Beside `shop.protosteer` lie `shop.protosteer.history`, one JSON object per line, and, if versions are kept, the folder
 `shop.protosteer.versions`. A version is the file as it was before a change, byte by byte. `forget` removes classes from
@@ -48,7 +48,7 @@ class Entry:
     Attributes:
         date: When, ISO 8601 in UTC.
         command: What made it.
-        added: Images that classes gained; of very many classes, of some.
+        added: Images that classes gained, for at most `MAX_NAMES` classes.
         removed: Images that classes lost.
         renamed: New names of classes by old names; of joined classes, one for several.
         classes: How many classes the model had afterwards.
@@ -97,8 +97,8 @@ def read(model: Path) -> tuple[list[Entry], int]:
 def _last_state(model: Path) -> tuple[int, int]:
     """Return how many versions are kept, and the greatest number of a version so far.
 
-    The last line of the log says it, so that the cost of a change does not grow with the log. Logs of earlier
-    releases are read whole.
+    Both are in the last line of the log, so that the cost of a change does not grow with the log. A log without them, of
+    an earlier release, is read from its start.
     """
     try:
         with open_regular(beside(model)) as file:
@@ -117,8 +117,8 @@ def _number(version: str) -> int:
 
 def _entry(values: Mapping[str, Any]) -> Entry:
     version = values.get("version")
-    known = isinstance(version, str) and re.fullmatch(r"\d{1,12}\.protosteer", version)
-    return Entry(**{field: values[field] for field in LOG_ENTRY}, version=version if known else None)
+    is_valid = isinstance(version, str) and re.fullmatch(r"\d{1,12}\.protosteer", version)
+    return Entry(**{field: values[field] for field in LOG_ENTRY}, version=version if is_valid else None)
 
 
 def keep_versions(model: Path, count: int) -> None:
@@ -133,14 +133,14 @@ def versions(model: Path) -> list[Path]:
 
 
 def keep_version(model: Path, at_least: int = 0) -> str | None:
-    """Keep the model file as it is now, if that is wanted; return the name of the version."""
-    wanted, last = _last_state(model)
-    keep = max(wanted, at_least)
+    """Keep the current model file as a version, if versions are kept; return its name, or None."""
+    num_kept, last_number = _last_state(model)
+    keep = max(num_kept, at_least)
     if not keep or not model.exists():
         return None
     folder = versions_folder(model)
     folder.mkdir(exist_ok=True)
-    number = 1 + max([last, *(_number(path.name) for path in versions(model))])  # never used before
+    number = 1 + max([last_number, *(_number(path.name) for path in versions(model))])  # never used before
     place = folder / f"{number:06}.protosteer"
     try:
         os.link(real(model), place)  # the model is replaced by a new file, so that the old one can be shared
@@ -169,14 +169,14 @@ def log(
     hidden: set[str] | None = None,
 ) -> None:
     """Add a change to the log, without the names in `hidden`; a warning says if that fails, since the model is written."""
-    names, same = dict(renamed or {}), {*before} & {*after}
-    old, new = ([task for task in tasks if task not in same] for tasks in (before, after))
-    losses, gains = _images(old, names), _images(new, {})
+    names, unchanged = dict(renamed or {}), {*before} & {*after}
+    old_tasks, new_tasks = ([task for task in tasks if task not in unchanged] for tasks in (before, after))
+    losses, gains = _images(old_tasks, names), _images(new_tasks, {})
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     classes = len({name for task in after for name in task.classes.names})
-    entry = Entry(now, command, _first(gains - losses), _first(losses - gains), names, classes, version)
+    entry = Entry(now, command, _limit_names(gains - losses), _limit_names(losses - gains), names, classes, version)
     try:
-        _append(model, _without(entry, hidden or set()))
+        _append(model, _hide_names(entry, hidden or set()))
     except OSError as error:
         message = f"the change of {model} could not be logged in {beside(model).name} ({error.strerror})"
         warnings.warn(message, ProtosteerWarning, stacklevel=2)
@@ -190,15 +190,15 @@ def _images(tasks: Iterable[TaskRecord], renamed: Mapping[str, str]) -> Counter[
     return counts
 
 
-def _first(counts: Counter[str]) -> dict[str, int]:
+def _limit_names(counts: Counter[str]) -> dict[str, int]:
     return dict(list(counts.items())[:MAX_NAMES])
 
 
 def _append(model: Path, values: Mapping[str, Any], keep: int | None = None) -> None:
-    """Add a line to the log, which only those may read who may read the model; None: as many versions are kept as before."""
-    wanted, last = _last_state(model)
-    state = {"keep_versions": wanted if keep is None else keep}
-    state["last_version"] = max(last, _number(values.get("version") or "0"))
+    """Add a line to the log, which has the access rights of the model; `keep` None: the number of versions stays."""
+    num_kept, last_number = _last_state(model)
+    state = {"keep_versions": num_kept if keep is None else keep}
+    state["last_version"] = max(last_number, _number(values.get("version") or "0"))
     mode = real(model).stat().st_mode & 0o777 if model.exists() else 0o600
     handle = os.open(beside(model), os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
     with open(handle, "w", encoding="utf-8") as file:
@@ -213,25 +213,25 @@ def _prune(model: Path, keep: int) -> None:
 
 
 def undo(model: Path) -> Path:
-    """Put the last kept version in the place of the model file, byte by byte; hold the lock of `transaction`.
+    """Replace the model file by the last kept version, byte by byte; the caller holds the lock of `transaction`.
 
     Raises:
         ModelFileError: No version is kept.
     """
-    stored, logged = versions(model), {entry.version for entry in read(model)[0]}
-    while stored and stored[-1].name not in logged and stored[-1].read_bytes() == real(model).read_bytes():
-        stored.pop().unlink()  # its change was killed before it was made
-    if not stored:
+    paths, logged = versions(model), {entry.version for entry in read(model)[0]}
+    while paths and paths[-1].name not in logged and paths[-1].read_bytes() == real(model).read_bytes():
+        paths.pop().unlink()  # its change was killed before it was made
+    if not paths:
         message = (
             f"no earlier version of {model} is kept, so nothing can be undone; to keep some from now on: "
             "history with keep_versions=5"
         )
         raise ModelFileError(message, code="no-version", path=model)
-    before, after = (model_file.read(path).memory.tasks if path.exists() else () for path in (model, stored[-1]))
-    move_synced(stored[-1], real(model))
-    _prune(model, max(read(model)[1], len(stored)))
-    log(model, "undo", before, after)
-    return stored[-1]
+    old_tasks, new_tasks = (model_file.read(path).memory.tasks if path.exists() else () for path in (model, paths[-1]))
+    move_synced(paths[-1], real(model))
+    _prune(model, max(read(model)[1], len(paths)))
+    log(model, "undo", old_tasks, new_tasks)
+    return paths[-1]
 
 
 def forget_in_versions(model: Path, names: Iterable[str], left: Iterable[str], task: str | None = None) -> int:
@@ -246,22 +246,24 @@ def forget_in_versions(model: Path, names: Iterable[str], left: Iterable[str], t
         task: If a whole task was forgotten, its name.
     """
     entries, keep = read(model)
-    gone, all_names, changed = set(names), set(names), 0
+    version_names, all_names, num_changed = set(names), set(names), 0
     orphans = {*versions(model)} - {versions_folder(model) / entry.version for entry in entries if entry.version}
-    for orphan in orphans:  # of which no one knows under which names it has the classes
+    for orphan in orphans:  # the log does not say under which names it has the classes
         orphan.unlink()
     for entry in reversed(entries):
-        gone = {old for old, new in entry.renamed.items() if new in gone} | (gone - {*entry.renamed.values()})
-        all_names |= gone
+        version_names = {old_name for old_name, new_name in entry.renamed.items() if new_name in version_names} | (
+            version_names - {*entry.renamed.values()}
+        )
+        all_names |= version_names
         place = versions_folder(model) / entry.version if entry.version else None
         if place is not None and place.exists():
-            changed += _clean(place, gone, task)
+            num_changed += _clean(place, version_names, task)
     hidden = all_names - {*left}
-    lines: list[Mapping[str, Any]] = [{"keep_versions": keep}, *(_without(entry, hidden) for entry in entries)]
+    lines: list[Mapping[str, Any]] = [{"keep_versions": keep}, *(_hide_names(entry, hidden) for entry in entries)]
     if entries:
         write_atomically(beside(model), "".join(json.dumps(line) + "\n" for line in lines).encode())
     _prune(model, MAX_VERSIONS)
-    return changed
+    return num_changed
 
 
 def _clean(place: Path, names: set[str], task: str | None) -> bool:
@@ -274,7 +276,7 @@ def _clean(place: Path, names: set[str], task: str | None) -> bool:
     memory = version.memory
     owners = [t for t in memory.tasks if names & {*t.class_names} and (task is None or t.name == task)]
     if not owners:
-        # Of a task by another name, its classes cannot be told from those of other tasks.
+        # If the task had another name then, its classes cannot be told from those of other tasks.
         doubtful = task is not None and bool(names & {*memory.classes}) and task not in memory.task_names
         if doubtful:
             place.unlink()
@@ -288,14 +290,14 @@ def _clean(place: Path, names: set[str], task: str | None) -> bool:
     return True
 
 
-def _without(entry: Entry, names: set[str]) -> Mapping[str, Any]:
-    def counts(found: Mapping[str, int]) -> dict[str, int]:
-        kept = {name: count for name, count in found.items() if name not in names}
-        lost = sum(count for name, count in found.items() if name in names)
-        return kept | ({FORGOTTEN: lost} if lost else {})
+def _hide_names(entry: Entry, names: set[str]) -> Mapping[str, Any]:
+    def counts(images_by_class: Mapping[str, int]) -> dict[str, int]:
+        counts_shown = {name: count for name, count in images_by_class.items() if name not in names}
+        lost = sum(count for name, count in images_by_class.items() if name in names)
+        return counts_shown | ({FORGOTTEN: lost} if lost else {})
 
     def hide(name: str) -> str:
         return FORGOTTEN if name in names else name
 
-    renamed = {hide(old): hide(new) for old, new in entry.renamed.items()}
+    renamed = {hide(old_name): hide(new_name) for old_name, new_name in entry.renamed.items()}
     return {**vars(entry), "added": counts(entry.added), "removed": counts(entry.removed), "renamed": renamed}

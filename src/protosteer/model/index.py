@@ -20,7 +20,7 @@ from protosteer.paper.prompts import trunk_layers
 
 @dataclass(frozen=True)
 class Index:
-    """Names, prompts and owners of all records; prototypes are gathered when they are first asked for.
+    """Names, prompts and owners of all records; prototypes are gathered on first use.
 
     Prompts have the numbers of their tasks; the shared prompt, if there is one, comes last.
     """
@@ -36,7 +36,7 @@ class Index:
 
     @classmethod
     def build(cls, memory: Memory) -> Index:
-        """Index what a memory holds."""
+        """Index the records of a memory."""
         tasks, shared = memory.tasks, memory.shared_prompt
         return cls(
             tasks=memory.task_names,
@@ -51,7 +51,7 @@ class Index:
 
     @cached_property
     def prototypes(self) -> PrototypeIndex:
-        """What CPP inference needs."""
+        """Prototypes in the form that CPP inference reads."""
         return PrototypeIndex(
             keys=F.normalize(self.table.keys, dim=1),
             key_tasks=self.record_tasks.repeat_interleave(self.table.key_lengths),
@@ -64,12 +64,12 @@ class Index:
     @cached_property
     def class_tasks(self) -> Tensor:
         """[C]: the task that each class was first learned in."""
-        first = torch.full((len(self.classes),), len(self.tasks))
-        return first.scatter_reduce_(0, self.record_classes, self.record_tasks, "amin")
+        tasks = torch.full((len(self.classes),), len(self.tasks))
+        return tasks.scatter_reduce_(0, self.record_classes, self.record_tasks, "amin")
 
     @cached_property
     def class_task_mask(self) -> Tensor:
-        """Tell, bool [C, T], which tasks have a record of each class."""
+        """[C, T]: whether a task has a record of a class."""
         mask = torch.zeros(len(self.classes), len(self.tasks), dtype=torch.bool)
         mask[self.record_classes, self.record_tasks] = True
         return mask
@@ -103,9 +103,9 @@ def _prompt_owners(tasks: Sequence[TaskRecord]) -> Tensor:
     """Return for each task the first one with an equal prompt, [T], so that no copy runs twice."""
     owners = list(range(len(tasks)))
     if any(task.few_shot for task in tasks):
-        first: dict[bytes, int] = {}
+        owners_by_digest: dict[bytes, int] = {}
         for t, task in enumerate(tasks):
             if task.prompt is not None:
                 content = str(list(task.prompt.shape)).encode() + task.prompt.contiguous().numpy().tobytes()
-                owners[t] = first.setdefault(hashlib.sha256(content).digest(), t)
+                owners[t] = owners_by_digest.setdefault(hashlib.sha256(content).digest(), t)
     return torch.tensor(owners)

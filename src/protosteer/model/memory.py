@@ -21,12 +21,12 @@ class Memory:
     """An ordered list of task records with unique names. A class may have records in several tasks."""
 
     def __init__(self, tasks: Iterable[TaskRecord] = ()):
-        """Hold these tasks; a `LearnerError` names one that is there twice."""
+        """Hold tasks; a `LearnerError` names a task that occurs twice."""
         self.tasks: tuple[TaskRecord, ...] = tuple(tasks)
-        self._joined = _NO_TASKS  # what `table` was last joined from, and that table
+        self._joined = _NO_TASKS  # the tasks of the cached `table`, and the table
         if len({*self.task_names}) < len(self.task_names):
-            given, self.tasks = self.tasks, ()
-            for task in given:
+            all_tasks, self.tasks = self.tasks, ()
+            for task in all_tasks:
                 self.add(task)  # names the one that is there already
 
     def __len__(self) -> int:
@@ -41,12 +41,12 @@ class Memory:
     def table(self) -> ClassTable:
         """The classes of all tasks, one after the other; a class of several tasks has several rows.
 
-        Tasks that were added since it was last asked for are joined to the table of that time.
+        The table is cached; tasks that were added since are joined to the cached table.
         """
         if self._joined[0] is not self.tasks:
             tasks, table = self._joined if self._joined[0] == self.tasks[: len(self._joined[0])] else _NO_TASKS
-            more = (task.classes for task in self.tasks[len(tasks) :])
-            self._joined = self.tasks, ClassTable.concatenate([table, *more])
+            parts = (task.classes for task in self.tasks[len(tasks) :])
+            self._joined = self.tasks, ClassTable.concatenate([table, *parts])
         return self._joined[1]
 
     @property
@@ -84,48 +84,48 @@ class Memory:
     @property
     def shared_prompt(self) -> Tensor | None:
         """The shared prompt [S, L, D] if all tasks have the same one."""
-        first = self.tasks[0].shared_prompt if self.tasks else None
-        others = (task.shared_prompt for task in self.tasks if task.shared_prompt is not first)
-        return first if all(equal_prompts(other, first) for other in others) else None
+        prompt = self.tasks[0].shared_prompt if self.tasks else None
+        other_prompts = (task.shared_prompt for task in self.tasks if task.shared_prompt is not prompt)
+        return prompt if all(equal_prompts(p, prompt) for p in other_prompts) else None
 
     @property
     def owners(self) -> dict[str, list[str]]:
         """The tasks that each class was learned in, the first one first."""
-        found: dict[str, list[str]] = {}
+        tasks_by_class: dict[str, list[str]] = {}
         for task in self.tasks:
             for name in task.classes.names:
-                found.setdefault(name, []).append(task.name)
-        return found
+                tasks_by_class.setdefault(name, []).append(task.name)
+        return tasks_by_class
 
     def check_new(self, task_name: str) -> None:
-        """Raise an error if a task of that name exists, before anything is spent on it."""
+        """Raise a LearnerError if a task of that name exists."""
         if task_name in self.task_names:
             message = f"a task named '{task_name}' exists already; choose another name or forget it first"
             raise LearnerError(message, code="task-exists", name=task_name)
 
     def free_name(self, wish: str, taken: Sequence[str] = ()) -> str:
-        """Return a name that no task has: the wish itself, or with a number. taken: other names to avoid."""
+        """Return a name that no task has: the wish itself, or with a number. `taken` are other names to avoid."""
         name, number = wish, 2
         while name in self.task_names or name in taken:
             name, number = f"{wish}-{number}", number + 1
         return name
 
     def add(self, task: TaskRecord) -> None:
-        """Append a task, whose name must be new."""
+        """Append a task; its name must be new."""
         self.check_new(task.name)
         self.tasks = (*self.tasks, task)
 
     def copy(self) -> Memory:
-        """Return a memory that can change without this one; records and what is joined of them are shared."""
-        other = Memory(self.tasks)
-        other._joined = self._joined
-        return other
+        """Return an independent memory with the same records and cached table."""
+        memory = Memory(self.tasks)
+        memory._joined = self._joined
+        return memory
 
     def with_task(self, task: TaskRecord) -> Memory:
-        """Return a memory with one task more, whose name must be new."""
-        longer = self.copy()
-        longer.add(task)
-        return longer
+        """Return a memory with one more task, whose name must be new."""
+        memory = self.copy()
+        memory.add(task)
+        return memory
 
     def task(self, name: str) -> TaskRecord:
         """Return the task of that name."""
@@ -143,16 +143,16 @@ class Memory:
         return owners
 
     def remove(self, task: TaskRecord, classes: Iterable[str] | None = None) -> None:
-        """Remove a task, or only some of its classes; without any class left, the task goes too."""
-        gone = set(task.class_names if classes is None else classes)
-        if gone >= {*task.class_names}:
-            self.tasks = tuple(other for other in self.tasks if other is not task)
+        """Remove a task, or some of its classes; a task that loses its last class is removed, too."""
+        names = set(task.class_names if classes is None else classes)
+        if names >= {*task.class_names}:
+            self.tasks = tuple(t for t in self.tasks if t is not task)
             return
-        self.replace(task, dataclasses.replace(task, classes=task.classes.without(gone)))
+        self.replace(task, dataclasses.replace(task, classes=task.classes.without(names)))
 
-    def replace(self, old: TaskRecord, new: TaskRecord) -> None:
-        """Put a record in the place of another."""
-        self.tasks = Memory(new if task is old else task for task in self.tasks).tasks
+    def replace(self, task: TaskRecord, record: TaskRecord) -> None:
+        """Put a record in the place of a task."""
+        self.tasks = Memory(record if t is task else t for t in self.tasks).tasks
 
     def anchors(self, noise: str, without: Iterable[str] = ()) -> Anchors | None:
         """Collect the value prototypes of all classes but some, for training the next task: see `Anchors.of`."""

@@ -23,20 +23,20 @@ def concatenate(
     """
     renames, task_renames = renames or {}, task_renames or {}
     _check_renames(memories[1:], renames, task_renames)
-    merged = Memory(memories[0].tasks)
+    memory = Memory(memories[0].tasks)
     for task in (task for memory in memories[1:] for task in memory.tasks):
         name = task_renames.get(task.name, task.name)
-        new = dataclasses.replace(task, name=name, classes=task.classes.renamed(renames))
-        if new.compacted:
-            new = dataclasses.replace(new, name=merged.free_name(new.name))
-        if new.corrected_from is None or new.name not in merged.task_names:
-            _check_new(merged, new)
-            merged.add(new)
-    return merged
+        record = dataclasses.replace(task, name=name, classes=task.classes.renamed(renames))
+        if record.compacted:
+            record = dataclasses.replace(record, name=memory.free_name(record.name))
+        if record.corrected_from is None or record.name not in memory.task_names:
+            _check_new(memory, record)
+            memory.add(record)
+    return memory
 
 
-def _check_new(merged: Memory, task: TaskRecord) -> None:
-    if task.name in merged.task_names:
+def _check_new(memory: Memory, task: TaskRecord) -> None:
+    if task.name in memory.task_names:
         message = f"two tasks are named '{task.name}'; give the later one another name with task_renames="
         raise LearnerError(message, code="task-exists", name=task.name)
     for name, times in Counter(task.class_names).items():
@@ -45,12 +45,12 @@ def _check_new(merged: Memory, task: TaskRecord) -> None:
             raise LearnerError(message, code="class-exists", task=task.name, name=name)
 
 
-def _check_renames(later: Sequence[Memory], renames: Renames, task_renames: Renames) -> None:
-    for kind, asked, known in (
-        ("class", renames, {name for memory in later for name in memory.classes}),
-        ("task", task_renames, {name for memory in later for name in memory.task_names}),
+def _check_renames(memories: Sequence[Memory], renames: Renames, task_renames: Renames) -> None:
+    for kind, mapping, names in (
+        ("class", renames, {name for memory in memories for name in memory.classes}),
+        ("task", task_renames, {name for memory in memories for name in memory.task_names}),
     ):
-        for old in asked:
-            if old not in known:
-                message = f"no {kind} named '{old}' in what is merged into the first; nothing to rename"
-                raise LearnerError(message, code=f"unknown-{kind}", name=old)
+        for name in mapping:
+            if name not in names:
+                message = f"no {kind} named '{name}' in what is merged into the first; nothing to rename"
+                raise LearnerError(message, code=f"unknown-{kind}", name=name)

@@ -1,4 +1,4 @@
-"""What is stored of a class in one task, and of a task. No record refers to another task's numbers."""
+"""Records of a class in one task, and of a task. No record refers to another task's numbers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TaskRecord:
     name: str
     classes: ClassTable
     prompt: Tensor | None
-    independent: bool = False  # no other task had a say in training its prompt, or there is none
+    independent: bool = False  # its prompt was trained without other tasks, or there is none
     metadata: TaskMetadata = TaskMetadata()
     few_shot: bool = False  # nothing was trained: the prompt, if any, is a copy of the nearest task's
     shared_prompt: Tensor | None = None  # under which its `shared` summaries were made
@@ -97,7 +97,7 @@ class TaskRecord:
 
     @property
     def selection(self) -> str:
-        """Return how its images were chosen, one of `SELECTIONS`: as they came, as errors, or as right answers."""
+        """Return how its images were chosen, one of `SELECTIONS`: all, misclassified or correctly classified ones."""
         corrected = self.compacted or self.corrected_from is not None
         return SELECTIONS[2 if self.confirmed else int(corrected)]
 
@@ -125,12 +125,12 @@ class TaskRecord:
 
     @property
     def bytes(self) -> int:
-        """Return how much a file keeps of it."""
+        """Return the bytes of its tensors in a file."""
         return sum(t.numel() * t.element_size() for _, t in self.tensors())
 
 
 def equal_prompts(a: Tensor | None, b: Tensor | None) -> bool:
-    """Return whether there are two prompts, and both are the same."""
+    """Return whether both are prompts and equal."""
     return a is not None and b is not None and torch.equal(a, b)
 
 

@@ -43,12 +43,14 @@ def join(memory: Memory, names: Sequence[str], new: str) -> None:
         raise LearnerError(message, code="class-exists", name=new)
     renames = dict.fromkeys(names, new)
     tasks: list[TaskRecord] = []
-    taken: list[str] = []
+    task_names: list[str] = []
     for task in memory.tasks:
-        own = [name for name in task.class_names if name in renames]
-        tasks.append(dataclasses.replace(task, classes=task.classes.without(own[1:]).renamed(renames)) if own else task)
-        for name in own[1:]:
-            taken.append(memory.free_name(task.name, taken))
-            alone = task.classes.take([task.class_names.index(name)]).renamed(renames)
-            tasks.append(dataclasses.replace(task, name=taken[-1], classes=alone))
+        own_names = [name for name in task.class_names if name in renames]
+        if own_names:
+            task = dataclasses.replace(task, classes=task.classes.without(own_names[1:]).renamed(renames))
+        tasks.append(task)
+        for name in own_names[1:]:
+            task_names.append(memory.free_name(task.name, task_names))
+            classes = task.classes.take([task.class_names.index(name)]).renamed(renames)
+            tasks.append(dataclasses.replace(task, name=task_names[-1], classes=classes))
     memory.tasks = Memory(tasks).tasks

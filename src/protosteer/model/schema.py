@@ -1,11 +1,11 @@
-"""What the header of a model file must say, and within which bounds. A `TypeError` tells what is wrong.
+"""Specify the header of a model file, with bounds, and check it. A `TypeError` says what is wrong.
 
 A specification is data:
 
 - `(least, most)`: a whole number, or any number where the bounds are floats.
 - An int `n`: a text of at most n characters, which UTF-8 can encode.
 - `bool`: a flag.
-- `[each, least, most]`: a list of least to most values, each as specified.
+- `[item, least, most]`: a list of least to most values, each as `item` specifies.
 - A dict: a record. A key that ends in "?" may be absent or null; keys of later versions are ignored.
 - A function of a value and what to call it.
 """
@@ -35,14 +35,14 @@ def check(value: Any, spec: Any, where: str) -> None:
             if name == key or value.get(name) is not None:
                 check(value.get(name), part, f"{where} {name}")
     elif isinstance(spec, list):
-        each, least, most = spec
-        _require(type(value) is list and least <= len(value) <= most, value, where)
-        for one in value:
-            check(one, each, where)
+        item_spec, lower, upper = spec
+        _require(type(value) is list and lower <= len(value) <= upper, value, where)
+        for item in value:
+            check(item, item_spec, where)
     elif isinstance(spec, tuple):
-        least, most = spec
-        kinds = (int, float) if isinstance(least, float) else (int,)
-        _require(type(value) in kinds and least <= value <= most, value, where)
+        lower, upper = spec
+        kinds = (int, float) if isinstance(lower, float) else (int,)
+        _require(type(value) in kinds and lower <= value <= upper, value, where)
     elif spec is bool:
         _require(type(value) is bool, value, where)
     elif isinstance(spec, int):
@@ -69,9 +69,9 @@ def _path(value: Any, where: str) -> None:
     _require(type(value) is str and len(value) <= _MAX_PATH and _encodable(value, "surrogateescape"), value, where)
 
 
-def _name(value: Any, where: str, most: int = NAME_LENGTH) -> None:
-    _require(type(value) is str and len(value) <= most, value, where)
-    check_name(value, where, most)
+def _name(value: Any, where: str, max_length: int = NAME_LENGTH) -> None:
+    _require(type(value) is str and len(value) <= max_length, value, where)
+    check_name(value, where, max_length)
 
 
 def _task_name(value: Any, where: str) -> None:
@@ -89,9 +89,9 @@ def _classes(value: Any, where: str) -> None:
 def _settings(value: Any, where: str) -> None:
     """Check for short names and plain values; `Settings` knows which there are."""
     _require(type(value) is dict, value, where)
-    for key, one in value.items():
-        plain = not isinstance(one, (dict, list)) and len(key) <= _LINE and len(str(one)) <= _LINE
-        _require(plain and _encodable(f"{key}{one}"), one, f"{where}, {reprlib.repr(key)}")
+    for key, setting in value.items():
+        is_plain = not isinstance(setting, (dict, list)) and len(key) <= _LINE and len(str(setting)) <= _LINE
+        _require(is_plain and _encodable(f"{key}{setting}"), setting, f"{where}, {reprlib.repr(key)}")
 
 
 def _preprocessing(value: Any, where: str) -> None:
@@ -144,14 +144,14 @@ _TASK = {
 }
 
 
-def _mapping(each: Any) -> Callable[[Any, str], None]:
+def _mapping(item_spec: Any) -> Callable[[Any, str], None]:
     """Specify short names, each with a value as specified."""
 
     def check_all(value: Any, where: str) -> None:
         _require(type(value) is dict, value, where)
-        for key, one in value.items():
+        for key, item in value.items():
             check(key, NAME_LENGTH + 20, where)
-            check(one, each, where)
+            check(item, item_spec, where)
 
     return check_all
 

@@ -41,24 +41,24 @@ def beside(model: str | Path) -> Path:
 
 def write(model: str | Path, thumbs: Iterable[Thumb]) -> None:
     """Replace the thumbnails of a model by these."""
-    kept = sorted({(thumb.name, thumb.digest): thumb for thumb in thumbs}.values())
-    names = sorted({thumb.name for thumb in kept})
+    entries = sorted({(thumb.name, thumb.digest): thumb for thumb in thumbs}.values())
+    names = sorted({thumb.name for thumb in entries})
     number = {name: i for i, name in enumerate(names)}
     tensors = {
-        "classes": torch.tensor([number[thumb.name] for thumb in kept], dtype=torch.int32),
-        "digests": torch.tensor([thumb.digest for thumb in kept], dtype=torch.int64),
-        "sizes": torch.tensor([len(thumb.jpeg) for thumb in kept], dtype=torch.int32),
-        "jpegs": torch.frombuffer(bytearray(b"".join(thumb.jpeg for thumb in kept)), dtype=torch.uint8),
+        "classes": torch.tensor([number[thumb.name] for thumb in entries], dtype=torch.int32),
+        "digests": torch.tensor([thumb.digest for thumb in entries], dtype=torch.int64),
+        "sizes": torch.tensor([len(thumb.jpeg) for thumb in entries], dtype=torch.int32),
+        "jpegs": torch.frombuffer(bytearray(b"".join(thumb.jpeg for thumb in entries)), dtype=torch.uint8),
     }
     data = pack_tensors({"thumbs": FORMAT, "classes": names}, tensors)
     write_atomically(beside(model), data, like=real(Path(model)))
 
 
 def read(model: str | Path, memory: Memory) -> list[Thumb]:
-    """Return the thumbnails of images that the model still knows; of an unusable file none, with a warning."""
+    """Return the thumbnails of images that the model still knows; if the file is unusable, warn and return none."""
     path = beside(model)
     try:
-        return _known(_checked(read_regular(path), path), memory)
+        return _select_known(_parse(read_regular(path), path), memory)
     except FileNotFoundError:
         return []
     except (OSError, ModelFileError, KeyError, TypeError, ValueError) as error:
@@ -76,23 +76,23 @@ def follow(model: str | Path, memory: Memory) -> None:
     if not path.is_file():
         return
     try:
-        thumbs = _checked(read_regular(path), path)
-        kept = _known(thumbs, memory)
+        thumbs = _parse(read_regular(path), path)
+        remaining_thumbs = _select_known(thumbs, memory)
     except (ModelFileError, KeyError, TypeError, ValueError):
-        kept = thumbs = []
-    if not kept:
+        remaining_thumbs = thumbs = []
+    if not remaining_thumbs:
         path.unlink(missing_ok=True)
-    elif len(kept) < len(thumbs):
-        write(model, kept)
+    elif len(remaining_thumbs) < len(thumbs):
+        write(model, remaining_thumbs)
 
 
-def _known(thumbs: Iterable[Thumb], memory: Memory) -> list[Thumb]:
+def _select_known(thumbs: Iterable[Thumb], memory: Memory) -> list[Thumb]:
     thumbs = list(thumbs)
-    known = set(memory.table.find_digests(thumb.digest for thumb in thumbs))
-    return [thumb for thumb in thumbs if (thumb.digest, thumb.name) in known]
+    pairs = set(memory.table.find_digests(thumb.digest for thumb in thumbs))
+    return [thumb for thumb in thumbs if (thumb.digest, thumb.name) in pairs]
 
 
-def _checked(data: bytes, path: Path) -> list[Thumb]:
+def _parse(data: bytes, path: Path) -> list[Thumb]:
     header, tensors = unpack_tensors(data, path.name)
     names = header.get("classes")
     if header.get("thumbs") != FORMAT or not isinstance(names, list):

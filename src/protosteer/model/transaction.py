@@ -1,4 +1,4 @@
-"""Change a model file so that no change is lost and none is half made.
+"""Change a model file under a lock, atomically.
 
 with transaction("shop.protosteer") as change:
     model = change.read()
@@ -27,9 +27,9 @@ class Transaction:
 
     Attributes:
         command: What the log calls the change.
-        keep: How many versions the change keeps at least; None: no version at all.
+        keep: At least how many versions are kept; None: no version of this change.
         renamed: New names of classes by old names, for the log.
-        before: The tasks that the file held; known once it is read.
+        before: The tasks that the file held; empty until it is read.
         forgotten: Classes that are forgotten although other tasks have them, and their task.
         cleaned: How many kept versions lost forgotten classes, too.
     """
@@ -45,7 +45,7 @@ class Transaction:
         self._new: Model | None = None
 
     def read(self) -> Model:
-        """Return what the file holds; it is read once. What a killed change left beside it goes."""
+        """Return the model of the file, which is read once; remove leftovers of killed processes."""
         if self._read is None:
             self._read = model_file.read(self.path)
             place = real(self.path)
@@ -56,11 +56,11 @@ class Transaction:
         return self._read
 
     def put(self, model: Model) -> None:
-        """Let the file hold this model when the transaction ends."""
+        """Set the model that is written when the transaction ends."""
         self._new = model
 
     def commit(self) -> None:
-        """Write what was put: check it, replace the file at once, and let side files follow."""
+        """Check the model, replace the file atomically, and update side files; without `put`, do nothing."""
         if self._new is None:
             return
         try:
@@ -71,7 +71,7 @@ class Transaction:
         if identity(self.path) != self.identity:  # by a program that takes no lock
             message = f"{self.path} was changed by another process meanwhile; run the same command again"
             raise ModelFileError(message, code="changed-meanwhile", path=self.path)
-        after = self._new.memory.tasks
+        tasks = self._new.memory.tasks
         lost = Memory(self.before).classes if self.before else []
         lost = sorted({*lost} - {*self._new.memory.classes} - {*self.renamed})
         keeps = self.keep is not None and not lost  # a version would bring forgotten classes back
@@ -85,16 +85,16 @@ class Transaction:
             history.drop_version(self.path, version)  # of a change that was not made
             raise
         self.identity = identity(self.path)
-        history.log(self.path, self.command, self.before, after, self.renamed, version, {*lost})
+        history.log(self.path, self.command, self.before, tasks, self.renamed, version, {*lost})
 
 
 @contextmanager
 def transaction(path: str | Path, command: str = "change", keep: int | None = 0) -> Iterator[Transaction]:
-    """Lock a model file, give it to be read and changed, and write the change when the block ends.
+    """Lock a model file, yield its `Transaction`, and write the change when the block ends.
 
-    The change is logged as `command`. `keep` is how many versions it keeps at least, see `history`; None: none, also
-    if the user wants versions. If the block raises, the file stays as it is. It need not exist yet. A `ModelFileError`
-    says that the new model is not valid, or that a program without locks has changed the file meanwhile.
+    The file need not exist yet. The change is logged as `command`. `keep` is how many versions are kept at least, see
+    `history`; None: none, even if the user keeps versions. If the block raises, the file stays as it is. A
+    `ModelFileError` says that the new model is not valid, or that a program without locks has changed the file.
     """
     path = Path(path)
     with replacing(real(path)):

@@ -26,7 +26,7 @@ class Forgotten:
 
 
 def forget(memory: Memory, name: str | None = None, *, task: str | None = None) -> Forgotten:
-    """Remove a class from all its tasks, or a whole task, from the memory; say what that guarantees."""
+    """Remove a class from all its tasks, or a whole task, from the memory; return what that guarantees."""
     if (name is None) == (task is None):
         message = "say what to forget: a class, forget('cat'), or a task, forget(task='spring')"
         raise LearnerError(message, code="nothing-to-forget")
@@ -38,14 +38,14 @@ def forget(memory: Memory, name: str | None = None, *, task: str | None = None) 
 
 
 def _remove(memory: Memory, owners: Sequence[TaskRecord], classes: list[str]) -> Forgotten:
-    before = memory.tasks
+    old_tasks = memory.tasks
     for owner in owners:
         memory.remove(owner, classes)
-    old, new = {*before} - {*memory.tasks}, {*memory.tasks} - {*before}  # of many tasks only what changed
-    removed = sum(t.bytes for t in old) - sum(t.bytes for t in new)
-    influence = [sentence for owner in owners for sentence in _influence(owner, owners, classes, before)]
+    removals, additions = {*old_tasks} - {*memory.tasks}, {*memory.tasks} - {*old_tasks}  # of many tasks only changes
+    num_bytes = sum(t.bytes for t in removals) - sum(t.bytes for t in additions)
+    influence = [sentence for owner in owners for sentence in _influence(owner, owners, classes, old_tasks)]
     remains = list(dict.fromkeys(influence))
-    return Forgotten(classes, [owner.name for owner in owners], removed, not remains, _guarantee(remains))
+    return Forgotten(classes, [owner.name for owner in owners], num_bytes, not remains, _guarantee(remains))
 
 
 def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
@@ -53,24 +53,24 @@ def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
 
     Whole tasks are removed as tasks, the latest first, so that each guarantee is about what remains in the end.
     """
-    after = Memory(memory.tasks)
-    wanted = set(names)
+    copy = Memory(memory.tasks)
+    all_names = set(names)
     for name in names:
         memory.tasks_of(name)  # raises if there is none
     outcome = []
     for task in reversed(memory.tasks):
-        own = [name for name in task.class_names if name in wanted]
-        groups = [own] if len(own) == len(task.classes) else [[name] for name in reversed(own)]
-        outcome += [_remove(after, [after.task(task.name)], classes) for classes in groups]
-    memory.tasks = after.tasks
+        class_names = [name for name in task.class_names if name in all_names]
+        groups = [class_names] if len(class_names) == len(task.classes) else [[name] for name in reversed(class_names)]
+        outcome += [_remove(copy, [copy.task(task.name)], classes) for classes in groups]
+    memory.tasks = copy.tasks
     return outcome[::-1]
 
 
 def lost_influence(record: TaskRecord, before: Sequence[TaskRecord], memory: Memory) -> str | None:
-    """Say so if a new task, trained after `before`, was trained with or against classes forgotten meanwhile."""
-    known = set(memory.classes)
+    """Return a warning if a new task, trained after `before`, has influence of classes forgotten meanwhile; else None."""
+    class_names = set(memory.classes)
     for owner in before:
-        lost = [name for name in owner.class_names if name not in known]
+        lost = [name for name in owner.class_names if name not in class_names]
         if lost and _influence(owner, [owner], owner.class_names, (owner, record)):
             return (
                 f"'{lost[0]}' was forgotten meanwhile, but task '{record.name}' has a prompt that was trained with or "
@@ -95,15 +95,15 @@ def undo(memory: Memory, task: str | None = None) -> TaskRecord:
 def _influence(
     owner: TaskRecord, owners: Sequence[TaskRecord], classes: list[str], tasks: Sequence[TaskRecord]
 ) -> list[str]:
-    """Name the remaining prompts that were trained with images removed from a task, or with their prototypes.
+    """Return sentences on the remaining prompts that were trained with the removed images or their prototypes.
 
-    owners: all tasks that something is removed from. classes: what is removed. tasks: all tasks before that.
+    `owners` are all tasks that lose classes, `classes` are the removed ones, `tasks` are all tasks before the removal.
     """
     remains = []
     stay = [task for task in tasks if task not in owners or not {*task.class_names} <= {*classes}]
     place = tasks.index(owner)
-    earlier = [task for task in tasks[:place] if task in stay]
-    later = [task for task in tasks[place + 1 :] if task in stay]
+    earlier_tasks = [task for task in tasks[:place] if task in stay]
+    later_tasks = [task for task in tasks[place + 1 :] if task in stay]
     if owner.prompt is not None and not owner.few_shot:
         if any(equal_prompts(owner.prompt, t.shared_prompt) for t in stay):
             remains.append(SHARED)
@@ -113,8 +113,8 @@ def _influence(
         if copies:
             remains.append(f"task '{copies[0]}' uses a copy of the prompt that was trained with its images")
     # A copied prompt was trained when its original was, which may stand before the owner.
-    dependent = [t for t in later if t.prompt is not None and not t.independent]
-    if any(not any(equal_prompts(t.prompt, e.prompt) for e in (*earlier, owner)) for t in dependent):
+    dependent = [t for t in later_tasks if t.prompt is not None and not t.independent]
+    if any(not any(equal_prompts(t.prompt, e.prompt) for e in (*earlier_tasks, owner)) for t in dependent):
         remains.append("prompts of later tasks were trained against its prototypes and may start from its prompt")
     return remains
 

@@ -1,4 +1,4 @@
-"""What readers rely on in the tensors of a model file, which may come from an untrusted source.
+"""Check the tensors of a model file, which may come from an untrusted source.
 
 Every number that says how much memory or time something takes has a bound. A `TypeError` says what is wrong.
 """
@@ -51,8 +51,8 @@ def check_columns(
         _check_summaries(columns, part, dim, int((lengths[part] > 0).sum()))
         if LAYERS[part] in starts:
             _check_layers(columns, LAYERS[part], dim)
-            present = lengths[LAYERS[part]]
-            if bool(((present > 0) & (present != lengths[part])).any()):
+            layer_lengths = lengths[LAYERS[part]]
+            if bool(((layer_lengths > 0) & (layer_lengths != lengths[part])).any()):
                 raise TypeError(f"prototypes of {part} are not as many in earlier layers")
     if "held_out" in starts:
         _check_floats(columns["held_out"], 1, None, "held-out similarities", kinds=(torch.float32,), empty=True)
@@ -61,7 +61,7 @@ def check_columns(
 
 
 def check_model(memory: Memory) -> None:
-    """Check what is to be written as thoroughly as what is read."""
+    """Check a memory before it is written as thoroughly as after it is read."""
     table = memory.table
     check_columns(table.names, table.columns, table.starts, None)
     check_memory(memory, table.columns["values.means"].shape[1] if len(table) else None, None)
@@ -75,15 +75,15 @@ def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
     for row in ((table.lengths("domain") > 0) != under_prompt).nonzero()[:1, 0].tolist():
         name = memory.tasks[int(tasks[row])].name
         raise TypeError(f"a class of {name} lacks its summary under the shared prompt, or the prompt")
-    both = (table.lengths("domain") > 0).nonzero()[:, 0]
-    if len(both):
-        plain, shared = (table.take(both).summaries(part) for part in SUMMARIES)
-        if plain is None or shared is None or not torch.equal(plain.num_exact, shared.num_exact):
+    rows = (table.lengths("domain") > 0).nonzero()[:, 0]
+    if len(rows):
+        a, b = (table.take(rows).summaries(part) for part in SUMMARIES)
+        if a is None or b is None or not torch.equal(a.num_exact, b.num_exact):
             raise TypeError("classes have prototypes of different images in their two summaries")
 
 
 def check_fits(memory: Memory, dim: int, depth: int) -> None:
-    """Check that what was read belongs to a backbone of that width and depth."""
+    """Check that prompts and prototypes fit a backbone of that width and depth."""
     _check_prompts(memory, dim, depth)
     for task in memory.tasks:
         width = task.classes.columns["values.means"].shape[1]
