@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from expect import expect_error
-from protosteer.data.class_folders import Files, name_classes, read_folder, read_list, readable, stratified_split
+from protosteer.data.class_folders import Files, name_classes, read_folder, read_list, split_readable, stratified_split
 from protosteer.data.image_files import in_threads, tree_checksum
 from protosteer.data.images import FileImages
 from protosteer.data.transforms import Preprocessing
@@ -105,9 +105,9 @@ def test_unreadable_files_are_found_by_decoding(tmp_path):
     paths = [save(tmp_path / f"{i}.png", noise) for i in range(4)]
     paths[1].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:2000])  # the heading is fine, the pixels end early
-    good, bad = readable(Files(paths, ["a", "b", "c", "d"]))
+    good, bad = split_readable(Files(paths, ["a", "b", "c", "d"]))
     assert good == Files([paths[0], paths[3]], ["a", "d"]) and bad == Files(paths[1:3], ["b", "c"])
-    assert readable(Files([], [])) == (Files([], []), Files([], []))
+    assert split_readable(Files([], [])) == (Files([], []), Files([], []))
     with expect_error("unreadable-image", DataError):
         FileImages(paths, SMALL).pixels([0, 1])
 

@@ -120,7 +120,7 @@ def test_all_at_once_take_no_more_than_the_budget() -> None:
     budget, inside, most, barrier = Budget(100), [0], [0], threading.Lock()
 
     def decode() -> None:
-        with budget.taken(40):
+        with budget.reserve(40):
             with barrier:
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
@@ -134,21 +134,21 @@ def test_all_at_once_take_no_more_than_the_budget() -> None:
     for thread in threads:
         thread.join()
     assert most[0] == 2
-    with expect_error("image-too-large", DataError), budget.taken(101):
+    with expect_error("image-too-large", DataError), budget.reserve(101):
         pass
-    with pytest.raises(KeyError), budget.taken(100):
+    with pytest.raises(KeyError), budget.reserve(100):
         raise KeyError
-    with budget.taken(100):  # what failed has given back its share
+    with budget.reserve(100):  # what failed has given back its share
         pass
 
 
 def test_an_image_beyond_the_budget_is_refused_before_it_is_decoded(tmp_path, monkeypatch) -> None:
     Image.new("RGBA", (400, 300)).save(tmp_path / "x.png")
-    monkeypatch.setattr(DECODING, "most", 400 * 300 * 8 - 1)
+    monkeypatch.setattr(DECODING, "limit", 400 * 300 * 8 - 1)
     with expect_error("unreadable-image", DataError), opened(tmp_path / "x.png") as image:
         assert decoded_bytes(image) == 400 * 300 * 8
         Preprocessing(20, HALF, HALF).to_canvas(image)
-    monkeypatch.setattr(DECODING, "most", 400 * 300 * 8)
+    monkeypatch.setattr(DECODING, "limit", 400 * 300 * 8)
     with opened(tmp_path / "x.png") as image:
         Preprocessing(20, HALF, HALF).to_canvas(image)
 

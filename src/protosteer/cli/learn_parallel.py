@@ -38,7 +38,7 @@ def learn_folders_in_parallel(
     engine: Executor, path: Path, folders: Sequence[Path], skip_known: bool, learners: LearnerFactory
 ) -> list[dict[str, Any]]:
     """Learn each folder on a worker, then write all tasks at once, in the order of the folders."""
-    from protosteer.data.class_folders import readable
+    from protosteer.data.class_folders import split_readable
     from protosteer.report.learn import as_json
     from protosteer.runtime.progress import Stage
     from protosteer.workflows.learn_folder import held_count
@@ -51,7 +51,7 @@ def learn_folders_in_parallel(
     if not plans:
         say(f"{path}: nothing is left to learn")
         return []
-    learner = learners.make(model, lambda: readable(plans[0].files())[0])
+    learner = learners.make(model, lambda: split_readable(plans[0].files())[0])
     refuse_dependent(learner, plans)
     check_writable(path, ANOTHER)  # an earlier command's files there are still needed
     results: dict[Path, dict[str, Any]] = {}

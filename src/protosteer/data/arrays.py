@@ -55,16 +55,16 @@ def to_uint8(x: Tensor, name: str) -> Tensor:
         raise DataError(f"{name} has dtype {x.dtype}; give uint8, or floats in [0, 1]", code="bad-dtype")
     if x.dtype == torch.uint8 or not x.numel():
         return x.to(torch.uint8).contiguous()
-    low, high = x.min().item(), x.max().item()
+    minimum, maximum = x.min().item(), x.max().item()
     if x.is_floating_point():
-        if not (low >= 0 and high <= 1):  # also true of NaN
+        if not (minimum >= 0 and maximum <= 1):  # also true of NaN
             raise DataError(
-                f"{name} has floats from {low:.4g} to {high:.4g}; give pixel values, uint8 or in [0, 1] "
+                f"{name} has floats from {minimum:.4g} to {maximum:.4g}; give pixel values, uint8 or in [0, 1] "
                 "(normalised tensors go to Backbone.embed)",
                 code="bad-pixel-range",
             )
         return (x * 255).round().to(torch.uint8).contiguous()
-    if low < 0 or high > 255:
-        message = f"{name} has {x.dtype} values from {low} to {high}; give uint8, or floats in [0, 1]"
+    if minimum < 0 or maximum > 255:
+        message = f"{name} has {x.dtype} values from {minimum} to {maximum}; give uint8, or floats in [0, 1]"
         raise DataError(message, code="bad-pixel-range")
     return x.to(torch.uint8).contiguous()

@@ -156,8 +156,8 @@ def _no_change(shape: Sequence[int]) -> Choices:
     count, _, height, width = shape
     boxes = torch.tensor([0, 0, width, height]).expand(count, 4)
     factors, orders = torch.tensor(NEUTRAL).expand(count, 4), torch.arange(4).expand(count, 4)
-    never = torch.zeros(count, dtype=torch.bool)
-    return Choices(boxes, never, never, factors, orders, never, never, torch.zeros(count), never)
+    mask = torch.zeros(count, dtype=torch.bool)
+    return Choices(boxes, mask, mask, factors, orders, mask, mask, torch.zeros(count), mask)
 
 
 def random_boxes(count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
@@ -177,13 +177,13 @@ def random_boxes(count: int, height: int, width: int, generator: torch.Generator
     sizes = torch.stack([(area * ratio).sqrt().round(), (area / ratio).sqrt().round()], dim=2)  # width, height
     fits = ((sizes > 0) & (sizes <= torch.tensor([width, height]))).all(dim=2)
     narrow, wide = width / height < CROP_RATIO[0], width / height > CROP_RATIO[1]
-    whole = [round(height * CROP_RATIO[1]) if wide else width, round(width / CROP_RATIO[0]) if narrow else height]
-    first = sizes[torch.arange(count), fits.int().argmax(dim=1)]  # [B, 2]; argmax: the first of equals
-    chosen = torch.where(fits.any(dim=1)[:, None], first, torch.tensor(whole, dtype=first.dtype))
-    columns = (uniform(0.0, 1.0) * (width - chosen[:, 0] + 1)).floor()
-    rows = (uniform(0.0, 1.0) * (height - chosen[:, 1] + 1)).floor()
+    full_size = [round(height * CROP_RATIO[1]) if wide else width, round(width / CROP_RATIO[0]) if narrow else height]
+    fit_sizes = sizes[torch.arange(count), fits.int().argmax(dim=1)]  # [B, 2]; argmax: the first of equals
+    box_sizes = torch.where(fits.any(dim=1)[:, None], fit_sizes, torch.tensor(full_size, dtype=fit_sizes.dtype))
+    columns = (uniform(0.0, 1.0) * (width - box_sizes[:, 0] + 1)).floor()
+    rows = (uniform(0.0, 1.0) * (height - box_sizes[:, 1] + 1)).floor()
     corner = torch.stack([columns, rows], dim=1)
-    return torch.cat([corner, corner + chosen], dim=1).long()
+    return torch.cat([corner, corner + box_sizes], dim=1).long()
 
 
 def _one_by_one(pixels: Tensor, choices: Choices, size: int) -> Tensor:
@@ -261,8 +261,8 @@ def _bicubic_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tens
     centres = start + step * positions[:size]  # [B, size]
     inputs = positions[:length]
     x = ((inputs - centres[..., None]) / step.clamp(min=1)[..., None]).abs_()
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
-    weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    inner, outer = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+    weights = torch.where(x < 1, inner, torch.where(x < 2, outer, 0.0))
     weights *= ((inputs > start) & (inputs < end))[:, None]
     return weights / weights.sum(2, keepdim=True)
 
@@ -302,15 +302,15 @@ def hue_(image: Tensor, turns: float | Tensor) -> None:
     2 - |h - 4|, each clipped to 0..1.
     """
     red, green, blue = image.split(1, dim=-3)
-    low, high = image.amin(-3, keepdim=True), image.amax(-3, keepdim=True)
-    chroma = high - low
+    minimum, maximum = image.amin(-3, keepdim=True), image.amax(-3, keepdim=True)
+    chroma = maximum - minimum
     divisor = chroma.clamp(min=torch.finfo(image.dtype).tiny)  # grey pixels: 0 / tiny, any hue is right
     from_green = (blue - red).add_(chroma, alpha=2)
     from_blue = (red - green).add_(chroma, alpha=4)
-    hue = torch.where(red == high, green - blue, torch.where(green == high, from_green, from_blue))
+    hue = torch.where(red == maximum, green - blue, torch.where(green == maximum, from_green, from_blue))
     hue = hue.div_(divisor).add_(6 * turns).remainder_(6)
     shares = torch.cat([(hue - 3).abs_().sub_(1), 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_()], dim=-3)
-    image.copy_(shares.clamp_(0, 1).mul_(chroma).add_(low))
+    image.copy_(shares.clamp_(0, 1).mul_(chroma).add_(minimum))
 
 
 JITTER_STEPS: tuple[Callable[..., None], ...] = (brightness_, contrast_, saturation_, hue_)

@@ -38,8 +38,8 @@ class Files:
 
     def rows(self, numbers: Iterable[int]) -> Files:
         """Select files by row number, in the order given."""
-        chosen = [int(number) for number in numbers]
-        return Files([self.paths[i] for i in chosen], [self.labels[i] for i in chosen])
+        indices = [int(number) for number in numbers]
+        return Files([self.paths[i] for i in indices], [self.labels[i] for i in indices])
 
     def numbers(self, classes: Sequence[str]) -> Tensor:
         """Return the index of each label in `classes`, int64 [N]."""
@@ -53,14 +53,14 @@ class Files:
 
 def rows_by_label(labels: Sequence[str]) -> dict[str, list[int]]:
     """Map each label to its rows; both are in the order in which they occur."""
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for row, label in enumerate(labels):
-        found.setdefault(label, []).append(row)
-    return found
+        rows.setdefault(label, []).append(row)
+    return rows
 
 
-def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
-    """List every image of a folder of class folders: of the `wanted` classes in that order, or of all, by alphabet."""
+def read_folder(folder: Path, class_names: Sequence[str] | None = None) -> Files:
+    """List every image of a folder of class folders: of `class_names` in that order, or of all classes, by alphabet."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         message = f"{folder} {problem}; give a folder that has one sub-folder per class"
@@ -74,12 +74,12 @@ def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
     if not classes:
         message = f"{folder} has no class folders; make one per class and put its images there"
         raise DataError(message, code="no-class-folders", path=folder)
-    if wanted is not None:
-        missing = next((name for name in wanted if folder / name not in classes), None)
-        if missing is not None:
-            message = f"{folder} has no class folder {missing}; put its images there"
-            raise DataError(message, code="missing-class", name=missing)
-        classes = [folder / name for name in wanted]
+    if class_names is not None:
+        missing_name = next((name for name in class_names if folder / name not in classes), None)
+        if missing_name is not None:
+            message = f"{folder} has no class folder {missing_name}; put its images there"
+            raise DataError(message, code="missing-class", name=missing_name)
+        classes = [folder / name for name in class_names]
     pairs: list[tuple[Path, str]] = []
     for entry in classes:
         paths = images_below(entry)
@@ -171,7 +171,7 @@ def stratified_split(labels: Sequence[str], test_share: float, seed: int = SPLIT
     return sorted(train.tolist()), sorted(test.tolist())
 
 
-def readable(files: Files) -> tuple[Files, Files]:
+def split_readable(files: Files) -> tuple[Files, Files]:
     """Decode all files; return those that decode and those that do not."""
     decodes = np.fromiter(in_threads(_decodes, files.paths), bool, len(files))
     return files.rows(decodes.nonzero()[0]), files.rows((~decodes).nonzero()[0])
@@ -179,7 +179,7 @@ def readable(files: Files) -> tuple[Files, Files]:
 
 def _decodes(path: Path) -> bool:
     try:
-        with opened(path) as image, DECODING.taken(decoded_bytes(image)):
+        with opened(path) as image, DECODING.reserve(decoded_bytes(image)):
             image.load()
     except DataError:
         return False

@@ -1,7 +1,7 @@
 """Limit the memory that decoding takes, for one image and for all images decoded at once.
 
-A file of 95 kB can hold 7000 x 7000 pixels. The header tells the memory it needs, and decoding waits until that
-much is free. JPEG files are decoded at full size: Pillow's `draft` needs less memory but gives other pixels, on
+A file of 95 kB can hold 7000 x 7000 pixels. The memory that it needs follows from its header, and decoding waits until
+that much is free. JPEG files are decoded at full size: Pillow's `draft` needs less memory but gives other pixels, on
 which saved models depend.
 """
 
@@ -31,19 +31,19 @@ _PROGRESSIVE = 6  # a progressive JPEG's coefficients
 class Budget:
     """Share a number of bytes among threads."""
 
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self, limit: int):
+        self.limit = limit
         self._used = 0
         self._changed = Condition()
 
     @contextmanager
-    def taken(self, amount: int) -> Iterator[None]:
+    def reserve(self, amount: int) -> Iterator[None]:
         """Wait until `amount` bytes are free, and hold them during the block."""
-        if amount > self.most:
-            message = f"an image takes {amount:,} bytes, more than {self.most:,}; make it smaller"
+        if amount > self.limit:
+            message = f"an image takes {amount:,} bytes, more than {self.limit:,}; make it smaller"
             raise DataError(message, code="image-too-large")
         with self._changed:
-            self._changed.wait_for(lambda: self._used + amount <= self.most)
+            self._changed.wait_for(lambda: self._used + amount <= self.limit)
             self._used += amount
         try:
             yield
@@ -69,11 +69,11 @@ def formats() -> list[str]:
 
 def decoded_bytes(image: Image.Image) -> int:
     """Estimate from the header how many bytes an image takes while it becomes a canvas."""
-    stored = _IN_MEMORY.get(image.mode, _COLOUR)
-    each = {"L": 0, "RGB": 0, "F": 2}.get(image.mode, 2 if image.mode.startswith("I") else _COLOUR)
+    num_bytes = _IN_MEMORY.get(image.mode, _COLOUR)
+    per_pixel = {"L": 0, "RGB": 0, "F": 2}.get(image.mode, 2 if image.mode.startswith("I") else _COLOUR)
     if isinstance(image, ImageFile):  # else its pixels are in memory already
-        each += stored + _DECODER.get(image.format or "", 0)
-        each += _PROGRESSIVE if image.info.get("progressive") else 0
+        per_pixel += num_bytes + _DECODER.get(image.format or "", 0)
+        per_pixel += _PROGRESSIVE if image.info.get("progressive") else 0
     if "exif" in image.info:  # it may have to be rotated
-        each += stored
-    return each * image.width * image.height
+        per_pixel += num_bytes
+    return per_pixel * image.width * image.height

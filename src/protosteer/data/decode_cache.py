@@ -16,8 +16,8 @@ BUDGET = 2**30  # bytes: about 5,500 images of 256 x 256 pixels
 class DecodedCache(ImageSet):
     """Cache an image set's pixels in memory, up to `budget` bytes.
 
-    Images beyond the budget are decoded each time and evict nothing: a training that visits all images in every
-    epoch would otherwise evict each one just before it is needed. The set must always give the same pixels.
+    Images beyond the budget are decoded each time and evict nothing. Training visits all images in every epoch, so that
+    an LRU cache would evict each image just before it is needed. The set must always give the same pixels.
     """
 
     def __init__(self, images: ImageSet, budget: int = BUDGET):
@@ -32,12 +32,12 @@ class DecodedCache(ImageSet):
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
         """Return uint8 [B, 3, h, w] for row numbers [B]."""
-        wanted = [int(row) for row in rows]
+        row_numbers = [int(row) for row in rows]
         with self._lock:  # two threads that want the same image decode it once
-            absent = [row for row in dict.fromkeys(wanted) if row not in self._canvases]
+            absent = [row for row in dict.fromkeys(row_numbers) if row not in self._canvases]
             fresh = dict(zip(absent, self.images.pixels(absent), strict=True)) if absent else {}
             self.store(fresh)
-        return torch.stack([fresh[row] if row in fresh else self._canvases[row] for row in wanted])
+        return torch.stack([fresh[row] if row in fresh else self._canvases[row] for row in row_numbers])
 
     def store(self, fresh: dict[int, Tensor]) -> None:
         """Store canvases uint8 [3, h, w] by row number, as far as they fit."""

@@ -19,7 +19,7 @@ from protosteer.util.files import file_hash, open_regular
 from protosteer.util.text import one_line
 
 TIMEOUT = (10, 60)  # seconds to connect, and without a byte
-CHUNK = 1 << 16  # bytes that are lost at most when a connection is cut
+CHUNK = 1 << 16  # bytes: at most so many are lost when a connection is cut
 PROGRESS_LINES = 10  # per file
 PROGRESS_MIN_SIZE = 20_000_000  # bytes of a file that has progress lines
 MAX_RATIO, RATIO_SLACK = 50, 2**26  # an archive may unpack to RATIO times its size and SLACK bytes
@@ -58,7 +58,7 @@ class _MirrorError(Exception):
 
 
 def fetch(remote: Remote, folder: Path, say: Say = to_stderr) -> Path:
-    """Download a file into a folder, from the first mirror that has it with the right checksum."""
+    """Download a file into a folder from the first mirror that has the correct checksum; return its path."""
     part = folder / f"{remote.name}.part"  # a later call resumes from it
     faults: list[str] = []
     for url in remote.urls:
@@ -80,7 +80,7 @@ def fetch(remote: Remote, folder: Path, say: Say = to_stderr) -> Path:
 def _download(url: str, remote: Remote, part: Path, say: Say) -> None:
     """Complete the partial file; start again if the checksum shows that it belongs to another file."""
     resumed = part.exists()
-    while not _more(url, remote, part, say):
+    while not _request(url, remote, part, say):
         say(f"the connection to {_host(url)} was cut; going on from {_size(part):,} bytes")
     actual = file_hash(part, "md5")
     if actual.startswith(remote.md5 or ""):
@@ -93,14 +93,14 @@ def _download(url: str, remote: Remote, part: Path, say: Say) -> None:
     _download(url, remote, part, say)
 
 
-def _more(url: str, remote: Remote, part: Path, say: Say) -> bool:
-    """Make one request; return True if the file is complete, False if another request may bring more."""
+def _request(url: str, remote: Remote, part: Path, say: Say) -> bool:
+    """Make one request; return True if the file is complete, False if the connection was cut and more may follow."""
     import requests
 
-    before = _size(part)
+    start = _size(part)
     headers = {"Accept-Encoding": "identity"}  # a compressed answer could not be resumed
-    if before:
-        headers["Range"] = f"bytes={before}-"
+    if start:
+        headers["Range"] = f"bytes={start}-"
     try:
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
             if answer.status_code != 416:  # else nothing lies beyond what is here
@@ -108,7 +108,7 @@ def _more(url: str, remote: Remote, part: Path, say: Say) -> bool:
                 _append(answer, remote, part, say)
         return True
     except requests.RequestException as error:
-        if _size(part) > before:
+        if _size(part) > start:
             return False
         raise _MirrorError(f"{_host(url)} {_reason(error)}") from error
 
@@ -119,10 +119,10 @@ def _append(answer: Any, remote: Remote, part: Path, say: Say) -> None:
     with part.open("ab" if answer.status_code == 206 else "wb") as file:
         for chunk in answer.iter_content(CHUNK):
             file.write(chunk)
-            done = PROGRESS_LINES * file.tell() // size if size > PROGRESS_MIN_SIZE else 0
-            if reported < done < PROGRESS_LINES:
-                say(f"{remote.name}: {done / PROGRESS_LINES:.0%} of {size / 1e6:.1f} MB")
-                reported = done
+            step = PROGRESS_LINES * file.tell() // size if size > PROGRESS_MIN_SIZE else 0
+            if reported < step < PROGRESS_LINES:
+                say(f"{remote.name}: {step / PROGRESS_LINES:.0%} of {size / 1e6:.1f} MB")
+                reported = step
 
 
 def _size(path: Path) -> int:
@@ -168,23 +168,23 @@ def unpack(archive: Path, folder: str, into: Path) -> Path:
 def _extract(archive: Path, into: str) -> None:
     """Extract an archive; reject one with paths outside `into` or with a bomb's compression ratio."""
     with open_regular(archive) as file:
-        allowed = MAX_RATIO * archive.stat().st_size + RATIO_SLACK
+        budget = MAX_RATIO * archive.stat().st_size + RATIO_SLACK
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as bundle:
-                list(_within(allowed, ((entry, entry.file_size) for entry in bundle.infolist())))
+                list(_check_sizes(budget, ((entry, entry.file_size) for entry in bundle.infolist())))
                 bundle.extractall(into)  # drops roots and .. from names
             return
         file.seek(0)
         # Early releases of Python 3.10 and 3.11 have no filters.
         safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         with tarfile.open(fileobj=file) as bundle:
-            bundle.extractall(into, _within(allowed, ((member, member.size) for member in bundle)), **safe)
+            bundle.extractall(into, _check_sizes(budget, ((member, member.size) for member in bundle)), **safe)
 
 
-def _within(allowed: int, entries: Iterable[tuple[Entry, int]]) -> Iterator[Entry]:
+def _check_sizes(budget: int, entries: Iterable[tuple[Entry, int]]) -> Iterator[Entry]:
     """Yield an archive's entries as long as their total size is allowed."""
     for entry, size in entries:
-        allowed -= size
-        if allowed < 0:
+        budget -= size
+        if budget < 0:
             raise ValueError("it holds far more than its size allows")
         yield entry

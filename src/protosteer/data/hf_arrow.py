@@ -1,6 +1,6 @@
 """Read image sets that Hugging Face's `datasets` saved with `save_to_disk`: Arrow files, and JSON that lists them.
 
-An image has a path like any other: its Arrow file and, as if that was a folder, its row, such as
+The path of an image is its Arrow file and, as if that were a folder, its row, such as
 pets/data-00000-of-00002.arrow/17. So every function that takes image files takes such images too.
 
 pyarrow suffices; `datasets` would install a dozen packages.
@@ -58,7 +58,7 @@ def read_set(folder: Path) -> list[tuple[Path, Any]]:
     rows: list[tuple[Path, Any]] = []
     for arrow in _arrow_files(folder):
         try:
-            table, features = _opened(arrow)
+            table, features = _open_table(arrow)
             images = list(_image_paths(arrow, table, _image_column(features)))
             labels = _labels(table, features)
         except ProtosteerError:
@@ -90,15 +90,15 @@ def _arrow_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _opened(arrow: Path) -> tuple[Any, dict[str, Any]]:
+def _open_table(arrow: Path) -> tuple[Any, dict[str, Any]]:
     """Map an Arrow file into memory; return its table and the features of its columns."""
     with open_regular(arrow) as file:  # rejects what is not a regular file
         status = os.fstat(file.fileno())
-    return _mapped(str(arrow), status.st_size, status.st_mtime_ns)
+    return _map_table(str(arrow), status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(_MAX_MAPPED)
-def _mapped(arrow: str, size: int, time: int) -> tuple[Any, dict[str, Any]]:
+def _map_table(arrow: str, size: int, time: int) -> tuple[Any, dict[str, Any]]:
     """Map a file; `size` and `time` make sure that a changed file is mapped again."""
     pa = pyarrow()
     with pa.memory_map(arrow) as file:
@@ -113,7 +113,7 @@ def _mapped(arrow: str, size: int, time: int) -> tuple[Any, dict[str, Any]]:
 
 
 def _is_compressed(message: Any) -> bool:
-    """Tell by a message's metadata, a flatbuffer: compressed buffers could take any memory.
+    """Return whether the buffers of a message are compressed, which could take any memory, by its metadata, a flatbuffer.
 
     A table begins with the distance back to its vtable, which has the position of each field, or 0 if it is absent.
     The header is field 2 of a message, the rows are field 1 of a dictionary, and their compression is field 3.
@@ -207,7 +207,7 @@ def row_version(path: Path) -> tuple[int, int]:
 
 def _of_row(path: Path, read: Callable[[Any], Any]) -> Any:
     try:
-        table, features = _opened(path.parent)
+        table, features = _open_table(path.parent)
         return read(table.column(_image_column(features))[int(path.name)]["bytes"])
     except OSError:
         raise

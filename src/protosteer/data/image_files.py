@@ -25,7 +25,7 @@ SUFFIXES = frozenset((
 ))  # fmt: skip
 HEIC_SUFFIXES = frozenset((".heic", ".heif", ".hif"))  # photographs of phones; read if pillow-heif is installed
 VIDEO_SUFFIXES = frozenset((".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".webm", ".wmv"))
-_SYSTEM_FILES = frozenset(("desktop.ini", "thumbs.db"))  # which no user has made
+_SYSTEM_FILES = frozenset(("desktop.ini", "thumbs.db"))  # created by Windows
 
 # Reasons for which files are skipped, by the code of the error that says so; for lines such as "skipped 2 videos".
 SKIP_REASONS = {
@@ -46,7 +46,7 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
 
 @contextmanager
 def opened(path: Path, content: bytes | None = None) -> Iterator[Image.Image]:
-    """Open an image file, or its content if read already; any error inside the block becomes a `DataError`."""
+    """Open an image file, or its `content`; any error inside the block becomes a `DataError`."""
     try:
         with (
             _open(path) if content is None else io.BytesIO(content) as file,
@@ -85,7 +85,7 @@ def image_version(path: Path) -> tuple[int, int]:
 
 
 def image_exists(path: Path) -> bool:
-    """Return True if there is such a file, or such an Arrow file for a row of it."""
+    """Return True if the file exists; for a row of an Arrow file, if the Arrow file exists."""
     return os.path.isfile(path.parent if is_row(path) else path)
 
 
@@ -117,15 +117,15 @@ def is_image(path: Path) -> bool:
 
 
 def skipped_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the visible files below a folder that are no images: by "video", which is their kind, or "not an image"."""
-    found: dict[str, list[Path]] = {}
+    """Return the visible files below a folder that are no images, by kind: "video" or "not an image"."""
+    paths_by_kind: dict[str, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
         if is_image(path) or any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         if path.is_file() and path.name.lower() not in _SYSTEM_FILES:
             kind = "video" if path.suffix.lower() in VIDEO_SUFFIXES else "not an image"
-            found.setdefault(kind, []).append(path)
-    return found
+            paths_by_kind.setdefault(kind, []).append(path)
+    return paths_by_kind
 
 
 def text_lines(path: Path) -> list[tuple[int, str]]:

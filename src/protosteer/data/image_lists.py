@@ -37,7 +37,7 @@ def read_paths(path: Path) -> list[Path]:
     Raises:
         DataError: The list is empty, damaged, or lacks a column or a path.
     """
-    return _located(path, [_name(path, position, name) for position, (name,) in _rows(path, ["path"])])
+    return _locate(path, [_name(path, position, name) for position, (name,) in _rows(path, ["path"])])
 
 
 def read_table(path: Path) -> Files:
@@ -51,20 +51,20 @@ def read_table(path: Path) -> Files:
         positions.append(position)
         names.append(_name(path, position, name))
         labels.append(_label(path, position, label))
-    files = Files(_located(path, names), labels)
+    files = Files(_locate(path, names), labels)
     _reject_repeated(path, positions, files)
     pairs = zip(positions, files.paths, strict=True)
-    missing = [f"{position}: {file}" for position, file in pairs if not image_exists(file)]
-    if missing:
+    absent_files = [f"{position}: {file}" for position, file in pairs if not image_exists(file)]
+    if absent_files:
         message = (
-            f"{path} names files that are not there ({listed(missing, _MAX_NAMED)}); paths are relative to the "
+            f"{path} names files that are not there ({listed(absent_files, _MAX_NAMED)}); paths are relative to the "
             "folder of the list, or else to the one you are in"
         )
         raise DataError(message, code="missing-file", path=path)
     return files.rows(sorted(range(len(files)), key=lambda i: (files.labels[i], files.paths[i])))
 
 
-def _located(path: Path, names: Sequence[str]) -> list[Path]:
+def _locate(path: Path, names: Sequence[str]) -> list[Path]:
     """Resolve names relative to the list's folder or, if no file is there, to the current one."""
     if not names:
         raise DataError(f"{path} lists no images", code="no-images", path=path)
@@ -74,10 +74,10 @@ def _located(path: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _reject_repeated(path: Path, positions: Sequence[str], files: Files) -> None:
-    first: dict[Path, int] = {}
-    repeated = [i for i, file in enumerate(files.paths) if first.setdefault(file, i) != i]
+    rows_by_path: dict[Path, int] = {}
+    repeated = [i for i, file in enumerate(files.paths) if rows_by_path.setdefault(file, i) != i]
     if repeated:
-        rows = [f"{positions[first[files.paths[i]]]} and {positions[i]}: {files.paths[i]}" for i in repeated]
+        rows = [f"{positions[rows_by_path[files.paths[i]]]} and {positions[i]}: {files.paths[i]}" for i in repeated]
         message = f"{path} has images more than once ({listed(rows, _MAX_NAMED)}); leave one row of each"
         raise DataError(message, code="repeated-image", path=path)
 
@@ -106,9 +106,9 @@ def _label(path: Path, position: str, cell: Any) -> str:
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Rows:
-    read = {".parquet": _parquet_rows, ".csv": _csv_rows, ".jsonl": _json_rows}[path.suffix.lower()]
+    read_rows = {".parquet": _parquet_rows, ".csv": _csv_rows, ".jsonl": _json_rows}[path.suffix.lower()]
     try:
-        yield from read(path, columns)
+        yield from read_rows(path, columns)
     except ProtosteerError:
         raise
     except Exception as error:  # damaged files make pyarrow raise nearly anything
@@ -117,14 +117,14 @@ def _rows(path: Path, columns: Sequence[str]) -> Rows:
         ) from error
 
 
-def _require(path: Path, present: Sequence[str], columns: Sequence[str]) -> None:
-    missing = next((name for name in columns if name not in present), None)
-    if missing is not None:
+def _require(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
+    absent_name = next((name for name in columns if name not in names), None)
+    if absent_name is not None:
         message = (
-            f"{path} is not a list of images{' and labels' * (len(columns) > 1)}: it has no column {missing}; there "
-            f"are: {listed(list(present))}"
+            f"{path} is not a list of images{' and labels' * (len(columns) > 1)}: it has no column {absent_name}; there "
+            f"are: {listed(list(names))}"
         )
-        raise DataError(message, code="missing-column", name=missing)
+        raise DataError(message, code="missing-column", name=absent_name)
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
@@ -134,8 +134,8 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
     leaves = [file.schema.column(i).path for i in range(len(file.schema))]
     check_pages(data, [i for i, name in enumerate(leaves) if name.split(".")[0] in columns])
     # Dictionaries stay dictionaries: a text that many rows have is in memory once.
-    plain = [name for name in columns if name in leaves]
-    file = pa.parquet.ParquetFile(io.BytesIO(data), read_dictionary=plain)
+    leaf_columns = [name for name in columns if name in leaves]
+    file = pa.parquet.ParquetFile(io.BytesIO(data), read_dictionary=leaf_columns)
     row = characters = 0
     for batch in file.iter_batches(columns=list(columns)):
         for cells in zip(*(_cells(batch.column(name), pa) for name in columns), strict=True):

@@ -72,13 +72,13 @@ class Joined(ImageSet):
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
         """Return uint8 [B, 3, h, w] for row numbers [B], with one call of each part."""
-        wanted = [self.index[int(row)] for row in rows]
+        pairs = [self.index[int(row)] for row in rows]
         pixels: dict[int, Tensor] = {}
-        for part in sorted({part for part, _ in wanted}):
-            positions = [i for i, (owner, _) in enumerate(wanted) if owner == part]
-            part_rows = [wanted[i][1] for i in positions]
+        for part in sorted({part for part, _ in pairs}):
+            positions = [i for i, (owner, _) in enumerate(pairs) if owner == part]
+            part_rows = [pairs[i][1] for i in positions]
             pixels |= dict(zip(positions, self.parts[part].pixels(part_rows), strict=True))
-        return torch.stack([pixels[i] for i in range(len(wanted))])
+        return torch.stack([pixels[i] for i in range(len(pairs))])
 
     def name(self, row: int) -> str:
         """Return the image's name for messages."""
@@ -239,9 +239,9 @@ def _as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
 
 def _from_list(items: Sequence[Any], preprocessing: Preprocessing) -> ImageSet:
     if all(isinstance(item, (str, os.PathLike)) for item in items):
-        missing = next((item for item in items if not image_exists(Path(item))), None)
-        if missing is not None:
-            raise DataError(f"{missing} is not a file; check the path", code="missing-file", path=missing)
+        absent_path = next((item for item in items if not image_exists(Path(item))), None)
+        if absent_path is not None:
+            raise DataError(f"{absent_path} is not a file; check the path", code="missing-file", path=absent_path)
         return FileImages(items, preprocessing)
     if all(isinstance(item, (Tensor, np.ndarray)) for item in items) and len({i.shape for i in items}) == 1:
         parts = [to_uint8(batched(item, f"image {i}"), f"image {i}") for i, item in enumerate(items)]
@@ -253,8 +253,8 @@ def _from_list(items: Sequence[Any], preprocessing: Preprocessing) -> ImageSet:
 def _labels(values: Any) -> list[str]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DataError(f"labels are a {type(values).__name__}; give a list with one label per image", code="bad-label")
-    listed = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
-    return [_label(value, row) for row, value in enumerate(listed)]
+    items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
+    return [_label(value, row) for row, value in enumerate(items)]
 
 
 def _label(value: Any, row: int) -> str:

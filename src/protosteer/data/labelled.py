@@ -1,4 +1,4 @@
-"""Labelled data sets with classes in natural order, a training split and a test split."""
+"""Labelled data sets: class names in order, a training split and a test split."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Dataset:
             repeated = sorted({name for name in self.classes if self.classes.count(name) > 1})
             message = f"{self.name}: class names {repeated} occur more than once; they must differ"
             raise DataError(message, code="duplicate-class")
-        for split, part in (("training", self.train), ("test", self.test)):
+        for kind, part in (("training", self.train), ("test", self.test)):
             labels = part.labels
             if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < len(self.classes)):
                 raise DataError(
-                    f"{self.name}: {split} labels run from {int(labels.min())} to {int(labels.max())}, "
+                    f"{self.name}: {kind} labels run from {int(labels.min())} to {int(labels.max())}, "
                     f"but there are {len(self.classes)} classes; get its files again",
                     code="label-out-of-range",
                 )
@@ -55,14 +55,14 @@ def join(name: str, parts: Mapping[str, Dataset]) -> Dataset:
     classes = [f"{key}/{label}" for key, part in parts.items() for label in part.classes]
     starts = torch.tensor([0, *(len(part.classes) for part in parts.values())]).cumsum(0).tolist()
 
-    def joined(splits: list[Labelled]) -> Labelled:
-        labels = [split.labels + start for split, start in zip(splits, starts, strict=False)]
-        return Labelled(Joined([split.images for split in splits]), torch.cat(labels))
+    def join_split(splits: list[Labelled]) -> Labelled:
+        labels = [part.labels + start for part, start in zip(splits, starts, strict=False)]
+        return Labelled(Joined([part.images for part in splits]), torch.cat(labels))
 
     return Dataset(
         name,
         classes,
-        joined([part.train for part in parts.values()]),
-        joined([part.test for part in parts.values()]),
+        join_split([part.train for part in parts.values()]),
+        join_split([part.test for part in parts.values()]),
         {f"{key}/{file}": value for key, part in parts.items() for file, value in part.checksums.items()},
     )

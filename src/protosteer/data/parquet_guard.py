@@ -21,14 +21,14 @@ _SHARES_PREFIXES = 7  # DELTA_BYTE_ARRAY: a row of some bits may repeat a text o
 Fields = dict[tuple[int, int], Any]
 
 
-def max_size(stored: int) -> int:
+def max_size(file_size: int) -> int:
     """Return the most bytes that columns of a file of `stored` bytes may have when decompressed."""
-    return 2**24 + 256 * stored
+    return 2**24 + 256 * file_size
 
 
-def max_rows(stored: int) -> int:
+def max_rows(file_size: int) -> int:
     """Return the most rows that a file of `stored` bytes may have; distinct paths take more than this."""
-    return 100_000 + 64 * stored
+    return 100_000 + 64 * file_size
 
 
 def check_pages(data: bytes, columns: Collection[int]) -> None:
@@ -46,8 +46,8 @@ def check_pages(data: bytes, columns: Collection[int]) -> None:
     groups = _Reader(data, footer).struct()[_GROUPS]
     size = 0
     for column in (group[_COLUMNS][i][_COLUMN] for group in groups for i in columns):
-        first, at = column.get(_DICTIONARY, 0), column[_FIRST_PAGE]
-        reader = _Reader(data, first if 0 < first < at else at)  # as Arrow begins
+        start, at = column.get(_DICTIONARY, 0), column[_FIRST_PAGE]
+        reader = _Reader(data, start if 0 < start < at else at)  # as Arrow begins
         end = reader.at + column[_STORED_SIZE]
         while reader.at < end:
             page = reader.struct()
@@ -74,15 +74,15 @@ class _Reader:
         while byte := self.byte():
             number = number + (byte >> 4) if byte >> 4 else self.whole()
             kind = byte & 15
-            if any(known == number for known, _ in fields):  # readers differ in which one counts
+            if any(field_number == number for field_number, _ in fields):  # readers differ in which one counts
                 raise ValueError("a field is there twice")
             fields[number, kind] = self.value(kind)
         return fields
 
-    def value(self, kind: int, inside: bool = False) -> Any:
+    def value(self, kind: int, in_list: bool = False) -> Any:
         """Read a value; flags are part of the type, but for those inside a list."""
         if kind in (1, 2):
-            return self.byte() if inside else kind == 1
+            return self.byte() if in_list else kind == 1
         if kind in (4, _I32, _I64):
             return self.whole()
         if kind == _STRUCT:
@@ -90,7 +90,7 @@ class _Reader:
         if kind in (_LIST, 10):  # 10: a set
             byte = self.byte()
             count = byte >> 4 if byte >> 4 < 15 else self.unsigned()
-            return [self.value(byte & 15, inside=True) for _ in range(count)]
+            return [self.value(byte & 15, in_list=True) for _ in range(count)]
         if kind not in (3, 7, 8):  # a byte, a double, a text
             raise ValueError("a header is damaged")
         length = {3: 1, 7: 8}.get(kind) or self.unsigned()

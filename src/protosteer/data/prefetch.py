@@ -1,7 +1,7 @@
 """Decode the next batches while the caller works on the current one.
 
-Only image files are read ahead. Arrays are in memory anyway. A user's own Dataset may draw random numbers; in
-another thread the same seed would no longer give the same run. One thread suffices, because `FileImages` spreads
+Only image files are read ahead. Arrays are in memory. A user's own Dataset may draw random numbers: in another thread
+the same seed would no longer give the same run. One thread suffices, because `FileImages` spreads
 each batch over several.
 """
 
@@ -48,14 +48,14 @@ def prefetched(
     return (_fetch(images, rows, pinned) for rows in batches)
 
 
-def _read_ahead(images: ImageSet, batches: Sequence[Rows], ahead: int, pinned: bool) -> Generator[Tensor, None, None]:
+def _read_ahead(images: ImageSet, batches: Sequence[Rows], depth: int, pinned: bool) -> Generator[Tensor, None, None]:
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     tasks = (pool.submit(_fetch, images, rows, pinned) for rows in batches)  # submitted when taken
     try:
-        waiting = deque(islice(tasks, ahead))
-        while waiting:
-            pixels = waiting.popleft().result()
-            waiting.extend(islice(tasks, 1))
+        queue = deque(islice(tasks, depth))
+        while queue:
+            pixels = queue.popleft().result()
+            queue.extend(islice(tasks, 1))
             yield pixels
     finally:
         pool.shutdown(cancel_futures=True)

@@ -20,18 +20,18 @@ def image_paths(source: Path) -> list[Path]:
     return [path for path, _ in read_set(source)] if is_set(source) else image_files(source)
 
 
-def read_labelled(source: Path, wanted: Sequence[str] | None = None) -> Files:
+def read_labelled(source: Path, class_names: Sequence[str] | None = None) -> Files:
     """Read images and labels of a folder of class folders, a list or a saved set."""
     if not (is_list(source) or is_set(source)):
-        return read_folder(source, wanted)
+        return read_folder(source, class_names)
     files = read_table(source) if is_list(source) else _set_files(source)
-    if wanted is None:
+    if class_names is None:
         return files
-    missing = next((name for name in wanted if name not in set(files.labels)), None)
-    if missing is not None:
-        raise DataError(f"{source} has no images of class {missing}", code="missing-class", name=missing)
-    chosen = set(wanted)
-    return files.rows(i for i, label in enumerate(files.labels) if label in chosen)
+    absent_class = next((name for name in class_names if name not in set(files.labels)), None)
+    if absent_class is not None:
+        raise DataError(f"{source} has no images of class {absent_class}", code="missing-class", name=absent_class)
+    name_set = set(class_names)
+    return files.rows(i for i, label in enumerate(files.labels) if label in name_set)
 
 
 def _set_files(folder: Path) -> Files:

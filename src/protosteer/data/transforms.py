@@ -53,7 +53,7 @@ class Preprocessing:
                 message = f"preprocessing {name} has {len(values)} values; give three, for R, G, B"
                 raise DataError(message, code="bad-preprocessing", name=name)
             object.__setattr__(self, name, values)
-        for name, valid, wanted in (
+        for name, valid, condition in (
             ("std", min(self.std) > 0, "greater than 0"),
             ("image_size", self.image_size >= 1, "at least 1"),
             ("crop", 0 < self.crop <= 1, "in (0, 1]"),
@@ -61,7 +61,7 @@ class Preprocessing:
             ("interpolation", self.interpolation in INTERPOLATIONS, " or ".join(INTERPOLATIONS)),
         ):
             if not valid:
-                message = f"preprocessing {name} is {getattr(self, name)!r}; it must be {wanted}"
+                message = f"preprocessing {name} is {getattr(self, name)!r}; it must be {condition}"
                 raise DataError(message, code="bad-preprocessing", name=name)
 
     @property
@@ -74,8 +74,8 @@ class Preprocessing:
         height, width = _scaled(pixels.shape[2], pixels.shape[3], self.canvas)
         cropped = centre_crop(resize(pixels, (height, width), self.interpolation), self.image_size)
         # Bytes are a quarter of what would have to be moved after normalising.
-        moved = cropped if device is None else cropped.to(device, non_blocking=True)
-        return self.normalise(moved.float().div_(255))
+        device_pixels = cropped if device is None else cropped.to(device, non_blocking=True)
+        return self.normalise(device_pixels.float().div_(255))
 
     def normalise(self, images: Tensor) -> Tensor:
         """Normalise float images [B, 3, h, w] in 0..1 with the mean and deviation of the weights."""
@@ -84,10 +84,10 @@ class Preprocessing:
 
     def to_canvas(self, image: Image.Image) -> Tensor:
         """Turn a PIL image of any mode and size into uint8 [3, canvas, canvas]."""
-        with DECODING.taken(decoded_bytes(image)):
-            plain = _middle(_eight_bit(image))
-            height, width = _scaled(plain.height, plain.width, self.canvas)
-            resized = plain.resize((width, height), Image.Resampling[self.interpolation.upper()])
+        with DECODING.reserve(decoded_bytes(image)):
+            image_8bit = _middle(_eight_bit(image))
+            height, width = _scaled(image_8bit.height, image_8bit.width, self.canvas)
+            resized = image_8bit.resize((width, height), Image.Resampling[self.interpolation.upper()])
         pixels = torch.from_numpy(np.array(resized.convert("RGB"))).permute(2, 0, 1)
         return centre_crop(pixels, self.canvas).contiguous()
 
@@ -123,7 +123,7 @@ def _scaled(height: int, width: int, shorter: int) -> tuple[int, int]:
 
 
 def _middle(image: Image.Image) -> Image.Image:
-    """Crop to at most 16 times as long as wide: the ends are lost anyway, and resizing them can take gigabytes."""
+    """Crop to at most 16 times as long as wide: the centre crop drops the ends, and resizing them can take gigabytes."""
     longest = 16 * min(image.size)
     if max(image.size) <= longest:
         return image
@@ -163,11 +163,11 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 
 def _over_white(image: Image.Image) -> Image.Image:
-    whole = Image.new("RGB", image.size)
+    canvas = Image.new("RGB", image.size)
     for top, strip in _strips(image):
         white = Image.new("RGBA", strip.size, "white")
-        whole.paste(Image.alpha_composite(white, strip.convert("RGBA")).convert("RGB"), (0, top))
-    return whole
+        canvas.paste(Image.alpha_composite(white, strip.convert("RGBA")).convert("RGB"), (0, top))
+    return canvas
 
 
 def _from_integers(image: Image.Image) -> Image.Image:

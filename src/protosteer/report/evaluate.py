@@ -171,7 +171,7 @@ def _caption(image: EvaluatedImage) -> str:
 
 def _thumbnail(path: Path) -> str:
     try:
-        with opened(path) as image, DECODING.taken(decoded_bytes(image)):
+        with opened(path) as image, DECODING.reserve(decoded_bytes(image)):
             return html.jpeg_uri(ImageOps.fit(to_rgb(image), (SIDE, SIDE)))
     except (DataError, OSError):  # the file was removed after its prediction
         return ""

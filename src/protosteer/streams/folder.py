@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protosteer.data.class_folders import Files, read_folder, read_lists, readable
+from protosteer.data.class_folders import Files, read_folder, read_lists, split_readable
 from protosteer.data.datasets.base import Benchmark, Reading, all_of, labelled, lazy, readable_only
 from protosteer.data.image_files import tree_checksum
 from protosteer.data.labelled import Dataset, join
@@ -100,7 +100,7 @@ def _split_files(path: Path, reading: Reading) -> tuple[Files, Files]:
 def _list_files(folder: Path, reading: Reading) -> Files:
     """List a folder's images; each is decoded once, so that a damaged one is found before the run."""
     files = read_folder(folder)
-    bad_paths = [] if reading.skip_unreadable else readable(files)[1].paths
+    bad_paths = [] if reading.skip_unreadable else split_readable(files)[1].paths
     if bad_paths:
         note = f", and {len(bad_paths) - 1} more" if len(bad_paths) > 1 else ""
         advice = "replace or remove it, or skip it with skip_unreadable=True"

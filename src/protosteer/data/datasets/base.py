@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from protosteer.data.class_folders import Files, readable, stratified_split
+from protosteer.data.class_folders import Files, split_readable, stratified_split
 from protosteer.data.downloads import Remote, Say, to_stderr
 from protosteer.data.image_files import tree_checksum
 from protosteer.data.images import ArrayImages, FileImages
@@ -83,8 +83,8 @@ class DatasetInfo:
             return [Path(package.origin).parent / self.shipped_in] if package and package.origin else []
         archives = (*self.files, *self.accepted)
         folders = [*(archive.folder for archive in archives if archive.folder), *self.folders]
-        own = root / self.name
-        paths = [own, *(parent / folder for parent in (own, root) for folder in folders)]
+        dataset_folder = root / self.name
+        paths = [dataset_folder, *(parent / folder for parent in (dataset_folder, root) for folder in folders)]
         if not self.own_folder or root.name in {self.name, *(folder.split("/")[0] for folder in folders)}:
             paths += [root, *(root / folder.partition("/")[2] for folder in folders if "/" in folder)]
         return paths
@@ -133,15 +133,15 @@ Pair = tuple[Tensor, Tensor]  # pixels [N, 3, h, w] and labels [N]
 
 def arrays(classes: Sequence[str], train: Pair, test: Pair, *, checksums: Mapping[str, str] | None = None) -> Contents:
     """Return the contents of a data set whose images are in memory."""
-    first, second = (Labelled(ArrayImages(pixels), labels) for pixels, labels in (train, test))
-    return list(classes), first, second, checksums or {}
+    train_part, test_part = (Labelled(ArrayImages(pixels), labels) for pixels, labels in (train, test))
+    return list(classes), train_part, test_part, checksums or {}
 
 
 def lazy(classes: list[str], train: Files, test: Files, folder: Path, reading: Reading) -> Contents:
     """Return the contents of a data set whose image files are decoded on demand."""
     checksum = tree_checksum([*train.paths, *test.paths], folder)
-    first, second = (labelled(readable_only(files, reading), classes, reading) for files in (train, test))
-    return classes, first, second, {"images": checksum}
+    train_part, test_part = (labelled(readable_only(files, reading), classes, reading) for files in (train, test))
+    return classes, train_part, test_part, {"images": checksum}
 
 
 def labelled(files: Files, classes: Sequence[str], reading: Reading) -> Labelled:
@@ -153,10 +153,10 @@ def readable_only(files: Files, reading: Reading) -> Files:
     """Return all files, or those that can be decoded if the others are to be skipped."""
     if not reading.skip_unreadable:
         return files
-    good, bad = readable(files)
-    for path in bad.paths:
+    readable_files, unreadable_files = split_readable(files)
+    for path in unreadable_files.paths:
         reading.say(f"{path} cannot be read as an image; skipped")
-    return good
+    return readable_files
 
 
 def split_grey(grey: Tensor, labels: Tensor, test_share: float) -> tuple[Pair, Pair]:

@@ -36,8 +36,8 @@ def images_info(
     """
 
     def find(folder: Path) -> list[Path] | None:
-        found = marks(folder)
-        return None if found is None else [folder, *found]
+        verified_files = marks(folder)
+        return None if verified_files is None else [folder, *verified_files]
 
     return DatasetInfo(
         find=find, read=lambda files, reading: lazy(*read(files[0]), files[0], reading), own_folder=True, **record
@@ -143,8 +143,8 @@ def _wnid_folders(folder: Path) -> list[Path] | None:
     if not folder.is_dir():
         return None
     places = [folder] if not (folder / "train").is_dir() else [folder / "train", folder / "test"]
-    found = all(place.is_dir() and any(map(_is_wnid, place.iterdir())) for place in places)
-    return (all_of(folder, *LISTS) or []) if found else None
+    has_classes = all(place.is_dir() and any(map(_is_wnid, place.iterdir())) for place in places)
+    return (all_of(folder, *LISTS) or []) if has_classes else None
 
 
 def _is_wnid(entry: Path) -> bool:

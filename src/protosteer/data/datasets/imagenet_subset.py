@@ -15,8 +15,8 @@ def _find(folder: Path) -> Sequence[Path] | None:
     if lists:
         return lists
     halves = [folder / "train", folder / "val"]
-    wanted = all_of(folder, "classes.txt")
-    return [*wanted, *halves] if wanted and all(half.is_dir() for half in halves) else None
+    tables = all_of(folder, "classes.txt")
+    return [*tables, *halves] if tables and all(half.is_dir() for half in halves) else None
 
 
 def _read(files: Sequence[Path], reading: Reading) -> Contents:

@@ -46,8 +46,8 @@ def _read(paths: Sequence[Path], reading: Reading) -> Contents:
 
 def _letters(folder: Path, reading: Reading) -> Files:
     files = read_folder(folder)
-    whole = files.rows(i for i, path in enumerate(files.paths) if path.name not in BROKEN)
-    return readable_only(whole, reading)
+    intact_files = files.rows(i for i, path in enumerate(files.paths) if path.name not in BROKEN)
+    return readable_only(intact_files, reading)
 
 
 def _grey(files: Files) -> Tensor:

@@ -20,9 +20,9 @@ def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Pa
     if folder is None:
         with suppress(OSError):  # the download says so
             root.mkdir(parents=True, exist_ok=True)
-        with replacing(root / info.name, math.inf):  # another process may be at it
+        with replacing(root / info.name, math.inf):  # another process may be downloading it
             if info.locate(root) is None:
-                _obtain(info, root, say)
+                _fetch_missing(info, root, say)
         folder = info.locate(root)
     if folder is None:
         message = f"{info.title} was fetched into {root / info.name}, but files are missing; remove that folder"
@@ -33,19 +33,19 @@ def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Pa
 def verify(info: DatasetInfo, folder: Path) -> dict[str, str]:
     """Compute checksums of a data set's files by name: md5 if an official one is known, else sha256."""
     paths = info.find(folder) or []
-    return {path.name: _verified(path, info) for path in paths if path.is_file()}
+    return {path.name: _verify_file(path, info) for path in paths if path.is_file()}
 
 
-def _verified(path: Path, info: DatasetInfo) -> str:
+def _verify_file(path: Path, info: DatasetInfo) -> str:
     official = info.official.get(path.name)
     if official is None:
         return f"sha256:{file_hash(path, 'sha256')}"
     actual = file_hash(path, "md5")
     if actual == official:
         return f"md5:{actual}"
-    plain = info.official.get(path.stem) if path.suffix == ".gz" else None
-    if plain and hashlib.md5(content(path), usedforsecurity=False).hexdigest() == plain:
-        return f"md5:{plain}"  # the official content in another gzip file
+    unzipped_md5 = info.official.get(path.stem) if path.suffix == ".gz" else None
+    if unzipped_md5 and hashlib.md5(content(path), usedforsecurity=False).hexdigest() == unzipped_md5:
+        return f"md5:{unzipped_md5}"  # the official content in another gzip file
     message = (
         f"{path} has md5 {actual}, but the official file has {official}; "
         f"remove it and run: protosteer datasets get {info.name}"
@@ -53,34 +53,34 @@ def _verified(path: Path, info: DatasetInfo) -> str:
     raise DataError(message, code="checksum", path=path)
 
 
-def _obtain(info: DatasetInfo, root: Path, say: Say) -> None:
-    """Download and unpack; an archive that the user put there is used, and stays."""
+def _fetch_missing(info: DatasetInfo, root: Path, say: Say) -> None:
+    """Download and unpack a data set; an archive that the user put there is used and not removed."""
     target = root / info.name
     if not info.files:
         message = f"{info.title} is not in {root} and cannot be downloaded: {_by_hand(info, target)}"
         raise DataError(message, code="missing-dataset", name=info.name)
     for remote in info.accepted:
-        if remote.folder and (archive := _given(remote, target, root)):
+        if remote.folder and (archive := _find_user_file(remote, target, root)):
             unpack(archive, remote.folder, target)
             return
     for remote in info.files:
         if remote.folder and (target / remote.folder).exists():
             message = f"{target / remote.folder} is there but lacks files; remove it and try again"
             raise DataError(message, code="incomplete-folder", path=target / remote.folder)
-        given = _given(remote, target, root)
+        user_file = _find_user_file(remote, target, root)
         try:
-            archive = given or fetch(remote, target, say)
+            archive = user_file or fetch(remote, target, say)
         except DataError as error:
             message = f"{error}; without a network {_by_hand(info, target)}"
             raise DataError(message, code="download-failed", name=remote.name) from error
         if remote.folder:
             unpack(archive, remote.folder, target)
-            if not given:
+            if not user_file:
                 archive.unlink()
 
 
-def _given(remote: Remote, target: Path, root: Path) -> Path | None:
-    """Return the file if the user put it there; an official archive may also lie beside the folder."""
+def _find_user_file(remote: Remote, target: Path, root: Path) -> Path | None:
+    """Return the path of a file that the user put into `target`, or of an archive in `root`; None if there is none."""
     folders = [target, root] if remote.folder else [target]
     path = next((folder / remote.name for folder in folders if (folder / remote.name).is_file()), None)
     if path and remote.folder and remote.md5 and (actual := file_hash(path, "md5")) != remote.md5:

@@ -69,16 +69,16 @@ def data_root(data_dir: Path | None = None) -> Path:
     """Return the folder for data: the one given, else PROTOSTEER_DATA, else protosteer's cache."""
     if data_dir is not None:
         return Path(data_dir).expanduser()
-    named = os.environ.get("PROTOSTEER_DATA")
-    return Path(named).expanduser() if named else cache_dir() / "data"
+    variable = os.environ.get("PROTOSTEER_DATA")
+    return Path(variable).expanduser() if variable else cache_dir() / "data"
 
 
 def find_dataset(name: str) -> DatasetInfo:
     """Return the description of a data set; raise `DataError` with code `unknown-dataset`."""
     if name in DATASETS:
         return DATASETS[name]
-    near = suggestion(name.lower().replace("_", "-"), DATASETS)
-    raise DataError(f"no data set is called '{name}'; {near}", code="unknown-dataset", name=name)
+    hint = suggestion(name.lower().replace("_", "-"), DATASETS)
+    raise DataError(f"no data set is called '{name}'; {hint}", code="unknown-dataset", name=name)
 
 
 def list_datasets(data_dir: Path | None = None) -> list[DatasetStatus]:

@@ -72,27 +72,27 @@ class _Reader:
         elif name == "MARK":
             self.marks.append(len(stack))
         elif name in _TUPLES:
-            stack.append(tuple(self._popped(len(stack) - _TUPLES[name])))
+            stack.append(tuple(self._pop(len(stack) - _TUPLES[name])))
         elif name == "TUPLE":
-            stack.append(tuple(self._popped(self.marks.pop())))
+            stack.append(tuple(self._pop(self.marks.pop())))
         elif name in ("APPEND", "APPENDS"):
-            items = self._popped(len(stack) - 1 if name == "APPEND" else self.marks.pop())
+            items = self._pop(len(stack) - 1 if name == "APPEND" else self.marks.pop())
             _of(stack[-1], list).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
-            items = self._popped(len(stack) - 2 if name == "SETITEM" else self.marks.pop())
+            items = self._pop(len(stack) - 2 if name == "SETITEM" else self.marks.pop())
             for key, value in zip(items[::2], items[1::2], strict=True):
                 _of(stack[-1], dict)[_of(key, str)] = value
         elif name == "GLOBAL":
-            stack.append(_named(*argument.split(" ", 1)))
+            stack.append(_parse_name(*argument.split(" ", 1)))
         elif name == "STACK_GLOBAL":
-            stack.append(_named(*self._popped(len(stack) - 2)))
+            stack.append(_parse_name(*self._pop(len(stack) - 2)))
         elif name in ("REDUCE", "BUILD"):
-            first, second = self._popped(len(stack) - 2)
-            stack.append(_called(first, second) if name == "REDUCE" else _filled(first, second))
+            target, operand = self._pop(len(stack) - 2)
+            stack.append(_call(target, operand) if name == "REDUCE" else _fill(target, operand))
         elif name not in ("PROTO", "FRAME", "STOP"):
             raise ValueError(f"it has the instruction {name}, which plain data and arrays do not need")
 
-    def _popped(self, start: int) -> list[Any]:
+    def _pop(self, start: int) -> list[Any]:
         """Pop everything from `start` on."""
         if not 0 <= start <= len(self.stack):
             raise IndexError("the stack is too short")
@@ -107,15 +107,15 @@ def _of(value: Any, kind: type) -> Any:
     return value
 
 
-def _named(module: str, name: str) -> _Named:
-    full = f"{_of(module, str)}.{_of(name, str)}"
-    if full not in _NAMES:
-        raise ValueError(f"it asks for {full[:100]!r}, which plain data and arrays do not need; do not trust it")
-    return _Named(full)
+def _parse_name(module: str, name: str) -> _Named:
+    full_name = f"{_of(module, str)}.{_of(name, str)}"
+    if full_name not in _NAMES:
+        raise ValueError(f"it asks for {full_name[:100]!r}, which plain data and arrays do not need; do not trust it")
+    return _Named(full_name)
 
 
-def _called(name: Any, arguments: Any) -> Any:
-    """Return the result that the call of a named function would have."""
+def _call(name: Any, arguments: Any) -> Any:
+    """Return the result of calling a named function, without calling it."""
     _of(name, _Named)
     _of(arguments, tuple)
     if name in _MAKERS:
@@ -130,7 +130,7 @@ def _called(name: Any, arguments: Any) -> Any:
     raise ValueError(f"it calls {name}")
 
 
-def _filled(value: Any, state: Any) -> Any:
+def _fill(value: Any, state: Any) -> Any:
     """Return an array with its numbers, or a dtype, whose state must be little-endian."""
     if isinstance(value, _Unfilled):
         _, shape, dtype, by_columns, data = _of(state, tuple)
@@ -144,7 +144,7 @@ def _array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     if not isinstance(dtype, np.dtype):
         raise TypeError("an array without a dtype")
     sizes: Sequence[int] = [_of(size, int) for size in _of(shape, tuple)]
-    plain = data.encode("latin1") if type(data) is str else bytes(memoryview(data))  # a string of Python 2
-    if min(sizes, default=0) < 0 or math.prod(sizes) * dtype.itemsize != len(plain):
+    content = data.encode("latin1") if type(data) is str else bytes(memoryview(data))  # a string of Python 2
+    if min(sizes, default=0) < 0 or math.prod(sizes) * dtype.itemsize != len(content):
         raise ValueError("an array is not as long as its sizes say")
-    return np.frombuffer(plain, dtype).reshape(sizes, order="F" if order == "F" else "C")
+    return np.frombuffer(content, dtype).reshape(sizes, order="F" if order == "F" else "C")
