@@ -29,7 +29,7 @@ from protosteer.prediction import Prediction
 from protosteer.rules import RULES, Reader, reader_of
 from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.checkpoint import CheckpointFile
-from protosteer.runtime.progress import OnStage, both
+from protosteer.runtime.progress import OnStage, call_both
 from protosteer.runtime.progress_bar import LearnProgress
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
@@ -163,7 +163,7 @@ class Learner:
         console = Console(stderr=True)
         if progress or (progress is None and on_stage is None and console.is_terminal):
             with LearnProgress(console) as bars:
-                return self.learn(data, name, both(bars.on_stage, on_stage), checkpoint, on_usable, False)
+                return self.learn(data, name, call_both(bars.on_stage, on_stage), checkpoint, on_usable, False)
         name = name or self._next_name()
         images, labels = as_labelled(data, self.backbone.preprocessing)
         classes = sorted(set(labels))

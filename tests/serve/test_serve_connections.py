@@ -312,6 +312,6 @@ def test_whose_connections_count_together(one, other, same):
 
 
 def test_places_leave_files_for_the_rest(monkeypatch):
-    monkeypatch.setattr(connections, "most_open_files", lambda: 100)
+    monkeypatch.setattr(connections, "max_open_files", lambda: 100)
     assert connections._slots(Limits()) == 50
     assert connections._slots(Limits(connections=20)) == 20

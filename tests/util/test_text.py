@@ -14,8 +14,8 @@ def test_plurals(number: int, thing: str, text: str) -> None:
 
 
 def test_long_lists_are_cut() -> None:
-    assert listed([]) == "none" and listed(["a", "b"], most=2) == "a, b"
-    assert listed([str(i) for i in range(12)], most=3) == "0, 1, 2 and 9 more"
+    assert listed([]) == "none" and listed(["a", "b"], limit=2) == "a, b"
+    assert listed([str(i) for i in range(12)], limit=3) == "0, 1, 2 and 9 more"
 
 
 def test_the_nearest_word_is_suggested_or_else_all() -> None:

@@ -1,1 +1,1 @@
-"""What a long run needs: checkpoints, progress, devices, executors."""
+"""Checkpoints, progress, devices and executors of long runs."""

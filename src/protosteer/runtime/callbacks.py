@@ -34,25 +34,25 @@ class CheckpointCallback:
 
     def on_train_begin(self, state: TrainingState) -> None:
         """Resume: bit-identical to the state at `save`."""
-        found = self.checkpoint.load()
-        if found is None or found[1].get("which") != self.run_key:
+        saved_state = self.checkpoint.load()
+        if saved_state is None or saved_state[1].get("which") != self.run_key:
             return
-        tensors, about = found
+        tensors, metadata = saved_state
         try:
-            state.load_state_dict(tensors, about["notes"])
+            state.load_state_dict(tensors, metadata["notes"])
             adam = isinstance(state.optimiser, (torch.optim.Adam, torch.optim.AdamW))
-            missing = {"step", "exp_avg", "exp_avg_sq"}.difference(about["moments"]) if adam else ()
-            if missing:
-                raise KeyError(min(missing))
+            absent_keys = {"step", "exp_avg", "exp_avg_sq"}.difference(metadata["moments"]) if adam else ()
+            if absent_keys:
+                raise KeyError(min(absent_keys))
             for name, parameter in state.parameters.items():
                 parameter.data.copy_(tensors[name])
-                moments = {key: tensors[f"{name}/{key}"] for key in about["moments"]}
+                moments = {key: tensors[f"{name}/{key}"] for key in metadata["moments"]}
                 state.optimiser.state[parameter] = {
                     key: value.float().reshape(()) if key == "step" else torch.empty_like(parameter).copy_(value)
                     for key, value in moments.items()
                 }
             state.generator.set_state(tensors["rng"])
-            self.earlier_seconds = float(about["seconds"])
+            self.earlier_seconds = float(metadata["seconds"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             message = (
                 f"{self.checkpoint.path} does not hold what this training needs ({one_line(str(error))}); remove it"
@@ -60,8 +60,8 @@ class CheckpointCallback:
             raise TrainingError(message, code="bad-checkpoint", path=self.checkpoint.path) from error
 
     def on_step_end(self, state: TrainingState) -> None:
-        """Save if it is time to."""
-        if self.checkpoint.due():
+        """Save the training if a checkpoint is due."""
+        if self.checkpoint.is_due():
             self.save(state)
 
     def save(self, state: TrainingState) -> None:
@@ -75,8 +75,8 @@ class CheckpointCallback:
             moments = list(optimiser_state)
             tensors |= {f"{name}/{key}": value for key, value in optimiser_state.items()}
         seconds = self.earlier_seconds + time.perf_counter() - self.began
-        about = {"notes": notes, "moments": moments, "seconds": seconds, "which": self.run_key}
-        self.checkpoint.save(tensors, about)
+        metadata = {"notes": notes, "moments": moments, "seconds": seconds, "which": self.run_key}
+        self.checkpoint.save(tensors, metadata)
 
 
 class ProgressCallback:

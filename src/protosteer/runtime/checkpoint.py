@@ -1,7 +1,7 @@
 """The file that a training is resumed from.
 
-When it is written is a question of time and changes nothing: a training that is resumed from any step is
-bit-identical to one that was never interrupted.
+It is written at intervals of time. This changes no result: a training that is resumed from any step is bit-identical
+to one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class CheckpointFile:
         self.path = path
         self.seconds = seconds
         self._last = time.monotonic()
-        self._lock: FileIO | None = None  # the file as it was written last: open and locked while it is in use
+        self._lock: FileIO | None = None  # the file: open and locked while it is in use
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Return whether it is time to save."""
         return process_group().is_rank0 and time.monotonic() - self._last >= self.seconds
 
@@ -44,7 +44,7 @@ class CheckpointFile:
         self._lock, self._last = lock, time.monotonic()
 
     def load(self) -> State | None:
-        """Return what rank 0 has saved last, on every rank; None if there is no file, or a damaged one."""
+        """Return the last saved state of rank 0, on every rank; None if there is no file, or a damaged one."""
         state: State | None = process_group().broadcast_object(self._read)
         return state
 

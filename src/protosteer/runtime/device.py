@@ -18,9 +18,9 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device).item()  # a device such as meta has memory, but nothing in it
     except (RuntimeError, AssertionError) as error:  # torch raises either, by device
-        known = name.partition(":")[0] in ("cuda", "mps")
+        is_known = name.partition(":")[0] in ("cuda", "mps")
         message = f"device {name!r} is not available: torch finds no such device here; use cpu or auto"
-        if not known:
+        if not is_known:
             message = f"device {name!r} is unknown or cannot compute; choose auto, cpu, cuda or mps"
         raise SettingsError(message, code="no-such-device", device=name) from error
     if device.type == "cuda":

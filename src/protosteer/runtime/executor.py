@@ -21,7 +21,7 @@ OnDone = Callable[[Job, Any], None]  # gets a job and its result, in the order i
 
 
 class Executor(Protocol):
-    """Runs jobs. An error or Ctrl-C takes nothing back that `on_done` was given."""
+    """Runs jobs. After an error or Ctrl-C, results that `on_done` got stay valid."""
 
     @property
     def is_remote(self) -> bool:
@@ -41,7 +41,7 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """This process, one job after the other."""
+    """Runs jobs in this process, one after the other."""
 
     is_remote = False
 

@@ -1,4 +1,4 @@
-"""What is being done for a task, and how much of it is done."""
+"""Progress reports: the current stage of a task, and the share that is done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands. Losses and accuracy are means over an epoch."""
+    """Progress of a training. Losses and accuracy are means over an epoch."""
 
     epoch: int
     epochs: int
@@ -27,7 +27,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Stage:
-    """One of the things that are done for a task, and how much of it is done."""
+    """One stage of learning a task, and how much of it is done."""
 
     task: str
     doing: str  # such as "keys", "training", "values", "testing"
@@ -40,7 +40,7 @@ OnStage = Callable[[Stage], None]
 
 
 def counting(on_stage: OnStage | None, task: str, doing: str, total: int) -> Callable[[int], None]:
-    """Return a function that reports how many of `total` are done, if somebody listens."""
+    """Return a function that reports how many of `total` are done to `on_stage`, if there is one."""
 
     def report(done: int) -> None:
         if on_stage:
@@ -49,12 +49,12 @@ def counting(on_stage: OnStage | None, task: str, doing: str, total: int) -> Cal
     return report
 
 
-def both(first: OnStage, second: OnStage | None) -> OnStage:
-    """Return what calls one after the other; the second may be missing."""
+def call_both(on_stage: OnStage, listener: OnStage | None) -> OnStage:
+    """Return a callback that calls `on_stage`, then `listener` if there is one."""
 
-    def on_stage(stage: Stage) -> None:
-        first(stage)
-        if second:
-            second(stage)
+    def report(stage: Stage) -> None:
+        on_stage(stage)
+        if listener:
+            listener(stage)
 
-    return on_stage
+    return report

@@ -48,15 +48,15 @@ class LearnProgress:
 
     def on_stage(self, stage: Stage) -> None:
         """Update the bar, or print a line if the last one is old."""
-        left = f"{duration(self._stage_left(stage))} left"
+        remaining_text = f"{duration(self._stage_left(stage))} left"
         share = stage.done / stage.total if stage.total else 1.0
         name, numbers = self._words(stage)
-        self._draw(-1, f"  {name}", share, ", ".join(filter(None, [left, numbers])))
+        self._draw(-1, f"  {name}", share, ", ".join(filter(None, [remaining_text, numbers])))
         if _worth_a_line(stage) and self.clock() - self.last_line >= _QUIET_SECONDS:
-            self._report(f"{name}: {', '.join(filter(None, [numbers, left]))}")
+            self._report(f"{name}: {', '.join(filter(None, [numbers, remaining_text]))}")
 
     def _words(self, stage: Stage) -> tuple[str, str]:
-        """Return what is done and how far it is, in words of everyday."""
+        """Return the name of a stage and its progress as plain words."""
         training = stage.training
         if training:
             return f"training, round {training.epoch} of {training.epochs}", ""

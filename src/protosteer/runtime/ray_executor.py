@@ -1,6 +1,6 @@
 """Run jobs as Ray tasks: on this machine, or on a cluster by its address.
 
-Plain tasks, not Ray Data: a job is done whole or not at all, by name, so that a restart knows which are done.
+Plain tasks, not Ray Data: a job is done completely or not at all, by name, so that a restart knows which are done.
 Ray restarts a task whose worker dies.
 """
 
@@ -58,13 +58,13 @@ class RayExecutor:
         """Do all jobs; see `Executor.run`."""
         if not jobs:
             return
-        with _connected(self.address) as ray:
+        with _connect(self.address) as ray:
             threads = torch.get_num_threads()
             gpus = 0 if self.device == "cpu" else int(ray.cluster_resources().get("GPU", 0) >= 1)
             _check_room(ray.nodes(), threads, gpus)
-            remote = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(_do)
+            remote_function = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(_do_job)
             shared = [ray.put(item) for item in (ray.cloudpickle.dumps(make), _versions())]
-            pending = {remote.remote(*shared, threads, os.getcwd(), job.arguments): job for job in jobs}
+            pending = {remote_function.remote(*shared, threads, os.getcwd(), job.arguments): job for job in jobs}
             try:
                 _collect(ray, pending, on_done, on_wait)
             finally:
@@ -78,8 +78,8 @@ def _collect(ray: Any, pending: dict[Any, Job], on_done: OnDone, on_wait: Callab
     deaths = (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError, errors.ObjectLostError)
     lost: list[str] = []
     while pending:
-        done, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
-        for reference in done:
+        ready_references, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
+        for reference in ready_references:
             job = pending.pop(reference)
             try:
                 result, messages = ray.get(reference)
@@ -101,15 +101,15 @@ def _collect(ray: Any, pending: dict[Any, Job], on_done: OnDone, on_wait: Callab
         )
 
 
-# The rest of a job happens in a worker's process, which does one job after the other.
+# The code below runs in a worker's process, which does one job after the other.
 
-_work: tuple[bytes, Work] | None = None  # what `make` gave, and its pickle
+_work: tuple[bytes, Work] | None = None  # the pickled `make`, and the function it made
 
 
-def _do(
+def _do_job(
     make: bytes, versions: dict[str, str], threads: int, folder: str, arguments: tuple[Any, ...]
 ) -> tuple[Any, list[str]]:
-    """Do one job; returns its result, and the warnings that it gave."""
+    """Do one job in a worker; return its result and its warnings."""
     global _work
     from ray import cloudpickle
 
@@ -129,13 +129,13 @@ def _versions() -> dict[str, str]:
     return {"protosteer": protosteer.__version__, "torch": torch.__version__}
 
 
-def check_versions(expected: dict[str, str], found: dict[str, str]) -> None:
-    """Raise if a worker has other versions than the process that submits jobs."""
-    other = [f"{name} {found[name]}, not {expected[name]}" for name in expected if found[name] != expected[name]]
-    if other:
-        message = (
-            f"worker {socket.gethostname()} has {' and '.join(other)} as here; install the same versions on all nodes"
-        )
+def check_versions(versions: dict[str, str], worker: dict[str, str]) -> None:
+    """Raise if the packages of a `worker` have other versions than those of the process that submits jobs."""
+    differences = [
+        f"{name} {worker[name]}, not {version}" for name, version in versions.items() if worker[name] != version
+    ]
+    if differences:
+        message = f"worker {socket.gethostname()} has {' and '.join(differences)} as here; install the same versions on all nodes"
         raise ExecutorError(message, code="other-version")
 
 
@@ -164,7 +164,7 @@ def _check_room(nodes: Sequence[dict[str, Any]], threads: int, gpus: int) -> Non
 
 
 @contextlib.contextmanager
-def _connected(address: str | None) -> Iterator[Any]:
+def _connect(address: str | None) -> Iterator[Any]:
     """Yield Ray, connected: as this process already is, or to the address, or to a cluster of its own."""
     check_address(address)
     if address is not None:
@@ -174,7 +174,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    before = signal.getsignal(signal.SIGTERM)
+    sigterm_handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=address or "local",
@@ -189,7 +189,7 @@ def _connected(address: str | None) -> Iterator[Any]:
         )
         raise ExecutorError(message, code="ray-unreachable", address=address) from error
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # Ray has installed its own handler
+        signal.signal(signal.SIGTERM, sigterm_handler)  # Ray has installed its own handler
     try:
         yield ray
     finally:

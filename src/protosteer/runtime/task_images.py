@@ -22,7 +22,7 @@ from protosteer.util.distributed import GatherRows, ProcessGroup, SumGradients, 
 
 
 class TaskImages:
-    """The `TrainingImages` of `paper.task`, which also give embeddings of several layers.
+    """The `TrainingImages` of `paper.task`, with embeddings of several layers, too.
 
     A prompt is trained by the last layer. Both kinds of embeddings come from the same forward passes.
     """
@@ -72,10 +72,10 @@ class TaskImages:
 
         augment = Augmentation(self.backbone.preprocessing, self.settings.augmentation)
         pictures = augmented(self.images, batches, augment, self.backbone.device, process_group(), generator)
-        for rows, own in zip(batches, pictures, strict=True):
+        for rows, pixels in zip(batches, pictures, strict=True):
             if self.parallel:
                 self.parallel.batch_size = len(rows)
-            yield self.backbone.trunk(own, self.settings.prompt_from_layer - 1)
+            yield self.backbone.trunk(pixels, self.settings.prompt_from_layer - 1)
 
 
 class DataParallelEncoder:
@@ -94,5 +94,5 @@ class DataParallelEncoder:
     def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
         """Finish tokens [n, T, D] of this rank under a prompt [S, L, D]; return embeddings [N, D] of the batch."""
         prompt = SumGradients.apply(prompt, self.group)  # type: ignore[no-untyped-call]
-        own = self.backbone.rest(tokens, layers, prompt)
-        return GatherRows.apply(own, self.group.shares(self.batch_size), self.group)  # type: ignore[no-untyped-call]
+        embeddings = self.backbone.rest(tokens, layers, prompt)
+        return GatherRows.apply(embeddings, self.group.shares(self.batch_size), self.group)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from protosteer.serve.limits import Limits, RequestError
-from protosteer.util.system import most_open_files
+from protosteer.util.system import max_open_files
 
 _LINGER = 1.0  # seconds for a rejected client to read the reason; what it still sends is ignored
 
@@ -181,7 +181,7 @@ def _make_room(neighbours: Sequence[Connection], slots: float) -> bool:
 
 def _slots(limits: Limits) -> float:
     """Return the number of connections: at most half of the files that the process may open."""
-    return min(limits.connections, most_open_files() // 2)
+    return min(limits.connections, max_open_files() // 2)
 
 
 def _origin(address: str) -> str | None:

@@ -25,7 +25,7 @@ class ModelRegistry:
     def find(self, name: str) -> Service:
         """Return the service of a model; raise `RequestError` 404 if there is none."""
         if name not in self.services:
-            raise RequestError(404, f"no model is named '{name}'; there are: {listed(list(self.services), most=50)}")
+            raise RequestError(404, f"no model is named '{name}'; there are: {listed(list(self.services), limit=50)}")
         return self.services[name]
 
     def start(self) -> None:

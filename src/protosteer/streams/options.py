@@ -248,4 +248,4 @@ def _check_names(path: Path, names: list[str], classes: Sequence[str]) -> None:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    return listed([repr(name) for name in names], most=5)
+    return listed([repr(name) for name in names], limit=5)

@@ -53,17 +53,17 @@ class ProcessGroup:
 
     def share(self, count: int) -> slice:
         """Return this rank's slice of `count` rows; the first row if it were empty, which `gather` ignores."""
-        own = self.shares(count)[self.rank]
-        return own if own.stop > own.start else slice(0, 1)
+        rank_rows = self.shares(count)[self.rank]
+        return rank_rows if rank_rows.stop > rank_rows.start else slice(0, 1)
 
     def broadcast_object(self, find: Callable[[], Any]) -> Any:
         """Call `find` on rank 0 and return its result on every rank."""
         if self.size == 1:
             return find()
-        found = [find() if self.is_rank0 else None]
+        results = [find() if self.is_rank0 else None]
         with _connected():
-            dist.broadcast_object_list(found, src=0)
-        return found[0]
+            dist.broadcast_object_list(results, src=0)
+        return results[0]
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks."""
@@ -76,16 +76,16 @@ class ProcessGroup:
         """Concatenate the first counts[rank] rows of every rank's `part`: [sum(counts), ...] on all ranks."""
         if self.size == 1:
             return part
-        own = counts[self.rank]
+        num_rows = counts[self.rank]
         padded = _sendable(part).new_zeros(max(counts), *part.shape[1:])  # a collective wants equal shapes
-        padded[:own] = part[:own]
+        padded[:num_rows] = part[:num_rows]
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         with _connected():
             dist.all_gather(parts, padded)
         return torch.cat([rows[:n] for rows, n in zip(parts, counts, strict=True)]).to(part.device)
 
     def claim_report(self) -> bool:
-        """Return True if this rank is the one to report why the group ends: one message, printed once.
+        """Return True if this rank reports why the group ends: one message, printed once.
 
         Rank 0 goes first, because its message is that of a single process.
         """
@@ -115,7 +115,7 @@ def process_group() -> ProcessGroup:
 
 
 def join() -> ProcessGroup:
-    """Meet the processes that torchrun has started, by the environment variables that it sets."""
+    """Join the process group of torchrun, by the environment variables that it sets; return it."""
     global _group
     from torch.distributed.rendezvous import rendezvous
 
@@ -153,17 +153,15 @@ def _local_rank() -> int:
 
 
 def _check_versions(group: ProcessGroup) -> None:
-    own = {"protosteer": protosteer.__version__, "torch": torch.__version__}
-    for package, version in group.broadcast_object(lambda: own).items():
-        if own[package] != version:
-            message = (
-                f"{group} has {package} {own[package]} and process 0 has {version}; install one version on all nodes"
-            )
+    versions = {"protosteer": protosteer.__version__, "torch": torch.__version__}
+    for package, version in group.broadcast_object(lambda: versions).items():
+        if versions[package] != version:
+            message = f"{group} has {package} {versions[package]} and process 0 has {version}; install one version on all nodes"
             raise DistributedError(message, code="other-version", package=package)
 
 
 class SumGradients(torch.autograd.Function):
-    """Pass a tensor on; its gradient is the sum over all ranks."""
+    """Return a tensor; its gradient is the sum over all ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
@@ -181,18 +179,18 @@ class GatherRows(torch.autograd.Function):
     """Gather all rows on all ranks. Each rank has the whole gradient already and takes its own rows of it."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, shares: list[slice], group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, shares: list[slice], group: ProcessGroup) -> Tensor:
         """Return the rows of all ranks."""
-        ctx.share, ctx.count = shares[group.rank], len(own)
-        return group.gather(own, [share.stop - share.start for share in shares])
+        ctx.share, ctx.count = shares[group.rank], len(rows)
+        return group.gather(rows, [share.stop - share.start for share in shares])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of this rank's rows."""
-        own = gradient.new_zeros(ctx.count, *gradient.shape[1:])
+        part_gradient = gradient.new_zeros(ctx.count, *gradient.shape[1:])
         rows = gradient[ctx.share]
-        own[: len(rows)] = rows
-        return own, None, None
+        part_gradient[: len(rows)] = rows
+        return part_gradient, None, None
 
 
 def _sendable(tensor: Tensor) -> Tensor:

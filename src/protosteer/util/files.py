@@ -46,9 +46,9 @@ def write_atomically(path: Path, data: bytes, like: Path | None = None) -> None:
 def write_and_hold(path: Path, data: bytes, like: Path | None = None) -> FileIO:
     """Replace the file at `path` with `data`, and hold a lock on it until the returned file is closed."""
     with _replacement(path, like) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(file.fileno(), rest) :]
+        remainder = memoryview(data)
+        while remainder:
+            remainder = remainder[os.write(file.fileno(), remainder) :]
     return file
 
 
@@ -62,7 +62,7 @@ def growing(path: Path) -> Iterator[FileIO]:
 
 @contextlib.contextmanager
 def _replacement(path: Path, like: Path | None = None) -> Iterator[FileIO]:
-    """Do as `growing`, but leave the file open: it is locked."""
+    """Yield a temporary file as `growing` does, but leave it open afterwards: it is locked."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in _temporaries(path.parent, path.name):
         _remove_dead(leftover)
@@ -85,17 +85,17 @@ def _replacement(path: Path, like: Path | None = None) -> Iterator[FileIO]:
 def copy_synced(source: Path, target: Path) -> None:
     """Copy a file with its times and permissions: write it beside `target`, sync, rename, sync the folder."""
     part = target.with_name(f".{target.name}.part")
-    with open_regular(source) as old, part.open("wb") as new:
-        shutil.copyfileobj(old, new)
-        new.flush()
-        os.fsync(new.fileno())
+    with open_regular(source) as source_file, part.open("wb") as target_file:
+        shutil.copyfileobj(source_file, target_file)
+        target_file.flush()
+        os.fsync(target_file.fileno())
     shutil.copystat(source, part)
     os.replace(part, target)
     sync_folder(target.parent)
 
 
 def move_synced(source: Path, target: Path) -> None:
-    """Move a file, also to another disk; after a power cut it is whole at one place or the other."""
+    """Move a file, also to another disk; after a power cut it is complete at one place or the other."""
     try:
         os.replace(source, target)
         sync_folder(target.parent)
@@ -108,7 +108,7 @@ def move_synced(source: Path, target: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """Sync the names in a folder, where the system can."""
-    with contextlib.suppress(OSError), _opened_folder(path) as folder:  # some file systems cannot sync a folder
+    with contextlib.suppress(OSError), _open_folder(path) as folder:  # some file systems cannot sync a folder
         if folder is not None:
             os.fsync(folder)
 
@@ -136,50 +136,50 @@ def writing(place: Path, option: str | None) -> Iterator[None]:
 
 
 def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Replace a folder by one with these files: at any moment there is the old one or the new one, whole.
+    """Replace a folder by one with these files: at any moment the old or the new one is there, complete.
 
-    The new one is built in a hidden folder beside it, which is locked and in the end removed. What a killed process
-    left of one is removed here; where a system cannot exchange folders, an old one that it moved away returns first.
+    The new one is built in a hidden folder beside it, which is locked and removed at the end. Hidden folders of killed
+    processes are removed. If the system cannot exchange folders, an old one that was moved away is moved back first.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
         _remove_dead_folder(leftover, folder)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    with _opened_folder(beside) as lock:
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    with _open_folder(work) as lock:
         if lock is not None:
             _try_lock(lock)
         try:
-            new, old = beside / _NEW, beside / _OLD
-            new.mkdir()
+            new_folder, old_folder = work / _NEW, work / _OLD
+            new_folder.mkdir()
             for name, data in contents.items():
-                write_atomically(new / name, data)
-            _set_access(new, folder)
+                write_atomically(new_folder / name, data)
+            _set_access(new_folder, folder)
             if not folder.exists():
-                new.rename(folder)
-            elif not _exchange(new, folder):
-                folder.rename(old)
+                new_folder.rename(folder)
+            elif not _exchange(new_folder, folder):
+                folder.rename(old_folder)
                 try:
-                    new.rename(folder)
+                    new_folder.rename(folder)
                 except BaseException:
-                    old.rename(folder)
+                    old_folder.rename(folder)
                     raise
             sync_folder(folder.parent)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(work, ignore_errors=True)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(a: Path, b: Path) -> bool:
     """Exchange two folders in one step; return False where the system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):  # TypeError: Windows
         return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+    current_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if rename(current_folder, os.fsencode(a), current_folder, os.fsencode(b), exchange) == 0:
         return True
     if (number := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    raise OSError(number, os.strerror(number), str(b))
 
 
 def _remove_dead_folder(leftover: Path, folder: Path) -> None:
@@ -187,7 +187,7 @@ def _remove_dead_folder(leftover: Path, folder: Path) -> None:
     with contextlib.suppress(OSError):
         if leftover.is_symlink() or not {entry.name for entry in leftover.iterdir()} <= {_NEW, _OLD}:
             return
-        with _opened_folder(leftover) as lock:
+        with _open_folder(leftover) as lock:
             dead = _try_lock(lock) if lock is not None else None
             if dead is False or (dead is None and time.time() - leftover.stat().st_mtime < STALE):
                 return
@@ -197,9 +197,9 @@ def _remove_dead_folder(leftover: Path, folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> list[Path]:
-    """Remove what dead processes left of file `name` (None: of all files); return what living processes still hold.
+    """Remove leftovers of dead processes of file `name` (None: of all files); return those that living processes hold.
 
-    Checkpoints stay for `older_than` seconds, so that learning can resume. Temporary files go at once.
+    Checkpoints stay for `older_than` seconds, so that learning can resume. Temporary files are removed at once.
     """
     checkpoints = folder.glob(f".{'*' if name is None else glob.escape(name)}.*{_CHECKPOINT}")
     leftovers = dict.fromkeys(_temporaries(folder, name), 0.0) | dict.fromkeys(checkpoints, older_than)
@@ -214,12 +214,12 @@ def _temporaries(folder: Path, name: str | None) -> list[Path]:
 
 
 def _remove_dead(path: Path, older_than: float = 0.0) -> None:
-    """Remove a file that no process has locked; where there are no locks, one that is old."""
+    """Remove a file that no process has locked; if the system has no locks, a file that is old."""
     with contextlib.suppress(OSError):
         with open_regular(path) as file:
             free, status = _try_lock(file.fileno()), os.fstat(file.fileno())
             age = max(0.0, time.time() - status.st_mtime)  # negative if the clock was set back
-            # By now the name may be that of another file, which is not the one that was locked.
+            # The name may now belong to another file than the one that was locked.
             if free and age >= older_than and os.path.samestat(status, path.stat()):
                 path.unlink()
         if free is None and age >= max(older_than, STALE):
@@ -245,11 +245,11 @@ def replacing(path: Path, seconds: float = 30.0) -> Iterator[None]:
 
     The folder is locked, so that no lock file stays behind.
     """
-    if not path.parent.is_dir():  # nothing is there that could be lost
+    if not path.parent.is_dir():  # there is no file that could be lost
         yield
         return
     end = time.monotonic() + seconds
-    with _opened_folder(path.parent) as folder:
+    with _open_folder(path.parent) as folder:
         while (locked := None if folder is None else _try_lock(folder)) is False:
             if time.monotonic() > end:
                 message = (
@@ -268,7 +268,7 @@ def replacing(path: Path, seconds: float = 30.0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened_folder(path: Path) -> Iterator[int | None]:
+def _open_folder(path: Path) -> Iterator[int | None]:
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:  # Windows opens no folders
@@ -293,7 +293,7 @@ def real(path: Path) -> Path:
 
 
 def identity(path: Path) -> tuple[int, ...] | None:
-    """Return what tells the versions of a file apart; None if there is no file, or it is out of reach."""
+    """Return a value that differs between versions of a file; None if there is no file, or it cannot be reached."""
     try:
         status = path.stat()
     except OSError:
@@ -301,23 +301,23 @@ def identity(path: Path) -> tuple[int, ...] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _set_access(new: str | Path, *models: Path | None) -> None:
-    """Give a new file or folder the owner and permissions of the first model that is there, or the usual ones."""
-    model = next((path for path in models if path is not None and path.exists()), None)
+def _set_access(path: str | Path, *models: Path | None) -> None:
+    """Give a new file or folder the owner and permissions of the first model that exists, or the usual ones."""
+    model = next((candidate for candidate in models if candidate is not None and candidate.exists()), None)
     if model is None:
-        os.chmod(new, (0o777 if os.path.isdir(new) else 0o666) & ~_umask())
+        os.chmod(path, (0o777 if os.path.isdir(path) else 0o666) & ~_umask())
         return
     status = os.stat(model)
     if sys.platform != "win32" and (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
         with contextlib.suppress(OSError):  # only root can give a file away, only to one's groups can others
-            os.chown(new, status.st_uid if os.geteuid() == 0 else -1, status.st_gid)
-    os.chmod(new, stat.S_IMODE(status.st_mode))
+            os.chown(path, status.st_uid if os.geteuid() == 0 else -1, status.st_gid)
+    os.chmod(path, stat.S_IMODE(status.st_mode))
 
 
 def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def open_regular(path: str | Path) -> BinaryIO:
@@ -327,7 +327,7 @@ def open_regular(path: str | Path) -> BinaryIO:
     may have been exchanged in between.
     """
     _require_regular(os.stat(path), path)
-    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (the caller closes it)
+    file = open(path, "rb", opener=_open_nonblocking)  # noqa: SIM115 (the caller closes it)
     try:
         _require_regular(os.fstat(file.fileno()), path)
     except BaseException:
@@ -337,7 +337,7 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 def read_regular(path: str | Path) -> bytes:
-    """Read a whole regular file."""
+    """Return the content of a regular file."""
     with open_regular(path) as file:
         return file.read()
 
@@ -356,7 +356,7 @@ def file_hash(path: Path, algorithm: str) -> str:
     return state.hexdigest()
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

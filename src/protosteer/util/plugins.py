@@ -38,19 +38,19 @@ def load_from_file(spec: str) -> Any:
         raise SettingsError(f"{place} does not exist; write path/to/file.py:Name", code="no-plugin-file", path=path)
     module_name = f"protosteer_plugin_{path.stem}_{zlib.crc32(os.fsencode(path)):08x}"
     if module_name not in sys.modules:
-        found = importlib.util.spec_from_file_location(module_name, path)
-        assert found is not None and found.loader is not None
-        module = sys.modules[module_name] = importlib.util.module_from_spec(found)
+        module_spec = importlib.util.spec_from_file_location(module_name, path)
+        assert module_spec is not None and module_spec.loader is not None
+        module = sys.modules[module_name] = importlib.util.module_from_spec(module_spec)
         try:
-            found.loader.exec_module(module)
+            module_spec.loader.exec_module(module)
         except BaseException as error:
             del sys.modules[module_name]
             if not isinstance(error, Exception) or isinstance(error, ProtosteerError):
                 raise
-            raise _broken(place, error) from error
+            raise _import_error(place, error) from error
     module = sys.modules[module_name]
     if not name or not hasattr(module, name):
-        names = listed([known for known, value in vars(module).items() if _is_own(module_name, known, value)], 5)
+        names = listed([key for key, value in vars(module).items() if _is_own(module_name, key, value)], 5)
         wrong = f"{place} has no {name!r}" if name else f"{place}: write path/to/file.py:Name"
         raise SettingsError(f"{wrong}; it has {names}", code="no-plugin-name", name=name)
     return getattr(module, name)
@@ -81,9 +81,9 @@ def load_entry_point(group: str, name: str) -> Any:
     except ProtosteerError:
         raise
     except Exception as error:
-        raise _broken(f"entry point {name} = {point.value}", error) from error
+        raise _import_error(f"entry point {name} = {point.value}", error) from error
 
 
-def _broken(place: str, error: Exception) -> SettingsError:
+def _import_error(place: str, error: Exception) -> SettingsError:
     message = f"{place} cannot be imported: {type(error).__name__}: {one_line(str(error))}; repair it"
     return SettingsError(message, code="broken-plugin", place=place)

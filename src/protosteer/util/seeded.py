@@ -1,4 +1,4 @@
-"""Modules initialised as torch does it, but by a generator of one's own instead of the process's."""
+"""Initialise modules as torch does, but by a generator of their own instead of the process's."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def factored_labels(points: Floats, count: int, assign: str, seed: int) -> Label
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fewer groups than asked for are fine
-            found: Labels = KMeans(count, n_init=10, random_state=random).fit_predict(vectors)
-        return found
+            labels: Labels = KMeans(count, n_init=10, random_state=random).fit_predict(vectors)
+        return labels
     return _discretize(vectors, random.randint(len(vectors)))
 
 
@@ -94,7 +94,7 @@ def _leading_vectors(factor: Floats, diagonal: Floats, degrees: Floats, count: i
     return result
 
 
-def _discretize(vectors: Floats, first: int) -> Labels:
+def _discretize(vectors: Floats, start_row: int) -> Labels:
     """Find the partition nearest to a rotation of the eigenvectors [n,c] (Yu & Shi, 2003).
 
     Eigenvectors are determined up to a rotation R. For given R each row of VR joins the axis on which it
@@ -102,23 +102,23 @@ def _discretize(vectors: Floats, first: int) -> Labels:
     groups' rows and M = A S Bᵀ, R = BAᵀ maximises trace(MR). Both steps raise the same objective.
     """
     rows = unit_rows(vectors / np.linalg.norm(vectors, axis=0))
-    rotation = _spread_rows(rows, first)
+    rotation = _spread_rows(rows, start_row)
     groups = rotation.shape[1]
     labels: Labels = (rows @ rotation).argmax(axis=1)
     for _ in range(ROTATIONS):
         sums = np.stack([np.bincount(labels, column, groups) for column in rows.T], axis=1)
-        left, _, right = np.linalg.svd(sums)
-        previous, labels = labels, (rows @ (left @ right).T).argmax(axis=1)
-        if np.array_equal(previous, labels):
+        left_vectors, _, right_vectors = np.linalg.svd(sums)
+        old_labels, labels = labels, (rows @ (left_vectors @ right_vectors).T).argmax(axis=1)
+        if np.array_equal(old_labels, labels):
             break
     return labels
 
 
-def _spread_rows(rows: Floats, first: int) -> Floats:
-    """Return as columns `first` and c - 1 more rows, each as orthogonal as can be to those already taken."""
-    taken = [rows[first]]
+def _spread_rows(rows: Floats, start_row: int) -> Floats:
+    """Return row `start_row` and c - 1 more rows as columns, each as orthogonal as possible to the earlier ones."""
+    selection = [rows[start_row]]
     overlap = np.zeros(len(rows))
-    while len(taken) < rows.shape[1]:
-        overlap += np.abs(rows @ taken[-1])
-        taken.append(rows[overlap.argmin()])
-    return np.stack(taken, axis=1)
+    while len(selection) < rows.shape[1]:
+        overlap += np.abs(rows @ selection[-1])
+        selection.append(rows[overlap.argmin()])
+    return np.stack(selection, axis=1)

@@ -1,4 +1,4 @@
-"""Say how accurate a measured accuracy is, and how well confidence predicts it."""
+"""Confidence intervals of an accuracy, and calibration: how well confidence predicts accuracy."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Accuracy:
         n, share = self.images, self.right / self.images
         centre, scale = share + Z**2 / (2 * n), 1 + Z**2 / n
         half = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-        low, high = 100.0 * (centre - half) / scale, 100.0 * (centre + half) / scale
-        return max(low, 0.0) if self.right else 0.0, min(high, 100.0) if self.right < n else 100.0
+        lower, upper = 100.0 * (centre - half) / scale, 100.0 * (centre + half) / scale
+        return max(lower, 0.0) if self.right else 0.0, min(upper, 100.0) if self.right < n else 100.0
 
     def __str__(self) -> str:
         """Return "83 % (75 to 90)", or of few images "9 of 12 (47 to 91 %)": never a bare percentage."""
-        low, high = self.interval
+        lower, upper = self.interval
         if self.images < MIN_PERCENT_IMAGES:
-            return f"{self.right} of {self.images} ({low:.0f} to {high:.0f} %)"
-        return f"{self.percent:.0f} % ({low:.0f} to {high:.0f})"
+            return f"{self.right} of {self.images} ({lower:.0f} to {upper:.0f} %)"
+        return f"{self.percent:.0f} % ({lower:.0f} to {upper:.0f})"
 
 
 def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
@@ -55,13 +55,13 @@ def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
     """
     bins = (confidence.double() * BINS).long().clamp(0, BINS - 1)  # a bin includes its lower edge, the last both
     counts = bins.bincount(minlength=BINS).tolist()
-    sure, hits = (
+    confidence_sums, correct_counts = (
         torch.zeros(BINS, dtype=torch.double).index_add_(0, bins, values.double()).tolist()
         for values in (confidence, right)
     )
     return [
         {"images": n, "confidence": 100 * c / n if n else None, "accuracy": 100 * h / n if n else None}
-        for n, c, h in zip(counts, sure, hits, strict=True)
+        for n, c, h in zip(counts, confidence_sums, correct_counts, strict=True)
     ]
 
 

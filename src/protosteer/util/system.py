@@ -51,13 +51,13 @@ def _cpuinfo(field: str) -> str:
     return ""
 
 
-def most_open_files() -> float:
+def max_open_files() -> float:
     """Return how many files and connections this process may have open at once."""
     with suppress(ImportError):  # Windows has no such limit to ask for
         import resource
 
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return math.inf if most == resource.RLIM_INFINITY else most
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return math.inf if limit == resource.RLIM_INFINITY else limit
     return math.inf
 
 

@@ -26,13 +26,13 @@ _DIGITS = 20  # of a whole number: 64 bits and a sign
 
 def pack_tensors(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """Return the bytes of a file; equal headers and tensors give equal bytes."""
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # Only shared tensors are cloned, which safetensors rejects; others may be too large to copy.
-    times = Counter(tensor.untyped_storage().data_ptr() for tensor in stored.values())
-    stored = {n: t.clone() if times[t.untyped_storage().data_ptr()] > 1 else t for n, t in stored.items()}
+    times = Counter(tensor.untyped_storage().data_ptr() for tensor in copies.values())
+    copies = {n: t.clone() if times[t.untyped_storage().data_ptr()] > 1 else t for n, t in copies.items()}
     # One metadata entry only: safetensors writes several in no fixed order.
-    checksummed = json.dumps({"header": header, "sha256": _checksum(header, stored)}, sort_keys=True)
-    return save(stored, metadata={_KEY: checksummed})
+    metadata_json = json.dumps({"header": header, "sha256": _checksum(header, copies)}, sort_keys=True)
+    return save(copies, metadata={_KEY: metadata_json})
 
 
 def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -40,7 +40,7 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
     try:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")
-        metadata = _parsed(data[8 : 8 + length]).get("__metadata__") or {}
+        metadata = _parse(data[8 : 8 + length]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         message = f"{name} is truncated or not a model file ({one_line(str(error))}); use another copy"
         raise ModelFileError(message, code="damaged-model", path=name) from error
@@ -48,9 +48,9 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
         message = f"{name} is a safetensors file but not a protosteer model; teach one with learn()"
         raise ModelFileError(message, code="not-a-model", path=name)
     try:
-        checksummed = _parsed(metadata[_KEY])
-        header: dict[str, Any] = checksummed["header"]
-        intact = isinstance(header, dict) and checksummed["sha256"] == _checksum(header, tensors)
+        entry = _parse(metadata[_KEY])
+        header: dict[str, Any] = entry["header"]
+        intact = isinstance(header, dict) and entry["sha256"] == _checksum(header, tensors)
     except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
@@ -59,18 +59,18 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
     return header, tensors
 
 
-def _parsed(text: str | bytes) -> Any:
+def _parse(text: str | bytes) -> Any:
     """Parse JSON whose numbers are all finite and of bounded length."""
-    return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    return json.loads(text, parse_int=_parse_int, parse_float=_parse_float, parse_constant=_parse_float)
 
 
-def _whole(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > _DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)
 
 
-def _finite(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
         raise ValueError("a number is not finite")

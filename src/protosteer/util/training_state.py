@@ -1,4 +1,4 @@
-"""A loop over epochs of shuffled batches: where it stands, what callbacks see of it, how it is resumed."""
+"""The state of a loop over epochs of shuffled batches, which callbacks report, save and restore."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Epoch:
 
 
 class Stateful(Protocol):
-    """What else changes while a training runs, such as a buffer of images."""
+    """Other state that changes during a training, such as a buffer of images."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything as tensors by name."""
@@ -44,7 +44,7 @@ class Stateful(Protocol):
 
 
 class TrainingState:
-    """Where a loop over epochs of shuffled batches stands: what a callback can report, save and restore."""
+    """The state of a loop over epochs of shuffled batches, which a callback can report, save and restore."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class TrainingState:
         return self.epoch * self.steps_per_epoch + len(self.losses)
 
     def remaining_batches(self) -> list[Tensor]:
-        """Return the batches of the current epoch that are left; shuffle a new epoch."""
+        """Return the remaining batches of the current epoch; shuffle a new epoch."""
         self.batches = self.batches or epoch_batches(len(self.labels), self.batch_size, self.generator)
         return self.batches[len(self.losses) :]
 
@@ -116,8 +116,8 @@ class TrainingState:
         self.losses = list(notes["losses"])
         self.batches, self.embeddings = list(tensors["order"]), [tensors["seen"]]
         if self.companion is not None:
-            named = {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith("companion/")}
-            self.companion.load_state_dict(named)
+            companion_tensors = {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith("companion/")}
+            self.companion.load_state_dict(companion_tensors)
 
 
 def epoch_batches(count: int, batch_size: int, generator: torch.Generator | None = None) -> list[Tensor]:
