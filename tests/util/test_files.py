@@ -243,7 +243,7 @@ def test_only_dead_hidden_folders_of_the_same_name_go(tmp_path):
     for place in (alive / "new", other / "mine", dead / "new", tmp_path / ".y.dead" / "new"):
         place.mkdir(parents=True)
     (tmp_path / ".x.link").symlink_to(dead)
-    with files._opened_folder(alive) as lock:
+    with files._open_folder(alive) as lock:
         assert files._try_lock(lock)
         replace_folder(tmp_path / "x", NEW)
     assert names(tmp_path) == [".x.alive", ".x.link", ".x.other", ".y.dead", "x"]

@@ -21,8 +21,8 @@ def candidates_on_disk() -> tuple[list[BackboneInfo], dict[str, str]]:
         if name == TOO_SMALL:
             continue
         try:
-            known = known_weights(name)
-            usable.append(replace(known, path=find_weights(name)) if known else _described(name))
+            info = known_weights(name)
+            usable.append(replace(info, path=find_weights(name)) if info else _describe(name))
         except WeightsError as error:
             unusable[name] = str(error)
     return usable, unusable
@@ -30,10 +30,10 @@ def candidates_on_disk() -> tuple[list[BackboneInfo], dict[str, str]]:
 
 def worth_fetching() -> list[BackboneInfo]:
     """List small backbones that are worth a download and not on this disk."""
-    return [known for known in KNOWN if known.worth_fetching and find_weights(known.name) is None]
+    return [info for info in KNOWN if info.worth_fetching and find_weights(info.name) is None]
 
 
-def _described(name: str) -> BackboneInfo:
+def _describe(name: str) -> BackboneInfo:
     """Describe a file without a short name; raise `WeightsError` if `Backbone.load` would."""
     path = find_weights(name)
     assert path is not None

@@ -1,4 +1,4 @@
-"""A frozen ViT with the preprocessing of its weights; it computes embeddings."""
+"""A frozen ViT with the preprocessing of its weights, which computes embeddings."""
 
 from __future__ import annotations
 
@@ -98,34 +98,34 @@ class Backbone:
         if name == AUTO:
             message = "'auto' is no backbone but a choice by images: see choose_backbone(folder)"
             raise WeightsError(message, code="unknown-backbone", name=name)
-        full, known = full_name(name), known_weights(name)
-        if known and known.shipped:  # its file holds all metadata
-            known, full = None, EARLIER.get(fingerprint or "", full)
-        path = Path(weights) if weights is not None else find_weights(full) or fetch_weights(full)
+        complete_name, info = full_name(name), known_weights(name)
+        if info and info.shipped:  # its file holds all metadata
+            info, complete_name = None, EARLIER.get(fingerprint or "", complete_name)
+        path = Path(weights) if weights is not None else find_weights(complete_name) or fetch_weights(complete_name)
         checkpoint = read_checkpoint(path, config_beside(path))
-        size = known.config.image_size if known and image_size is None else image_size
+        size = info.config.image_size if info and image_size is None else image_size
         vit, actual = load_vit(checkpoint, heads, size, fingerprint)
-        if known:
-            known.check(vit.config, path)
+        if info:
+            info.check(vit.config, path)
         arguments = {"mean": mean, "std": std, "crop": crop}
-        given = checkpoint.about | {key: value for key, value in arguments.items() if value is not None}
-        transform = preprocessing(full, path, vit.config.image_size, given)
-        return cls(full, vit, transform, actual, path, precision).to(device)
+        metadata = checkpoint.about | {key: value for key, value in arguments.items() if value is not None}
+        transform = preprocessing(complete_name, path, vit.config.image_size, metadata)
+        return cls(complete_name, vit, transform, actual, path, precision).to(device)
 
     def trainable_copy(self) -> Backbone:
         """Return an independent backbone whose ViT can be trained."""
         return self._with(vit=copy.deepcopy(self.vit).requires_grad_(), source=None, trainable=True)
 
     def frozen_copy(self) -> Backbone:
-        """Return an independent, frozen backbone with the present weights."""
+        """Return an independent, frozen backbone with the current weights."""
         vit = copy.deepcopy(self.vit).requires_grad_(False)
         return self._with(vit=vit, source=None, trainable=False, _fingerprint=self.fingerprint)
 
     def _with(self, **attributes: Any) -> Backbone:
         """Return a backbone that has these attributes, and shares the others."""
-        changed = copy.copy(self)
-        vars(changed).update(attributes)
-        return changed
+        backbone = copy.copy(self)
+        vars(backbone).update(attributes)
+        return backbone
 
     def reading(self, layers: str) -> Backbone:
         """Return this backbone with embeddings of the "last" layer, or of "several" side by side; weights are shared.
@@ -141,12 +141,12 @@ class Backbone:
 
     @property
     def max_trunk(self) -> int:
-        """Return how many first layers may be computed by `trunk`, apart from an embedding."""
+        """Return how many first layers `trunk` may compute separately from an embedding."""
         return self.depth if self.layers == "last" else max_trunk(self.vit.config)
 
     @property
     def fingerprint(self) -> str:
-        """Return the sha256 of the weights; for a trainable copy, of its present ones."""
+        """Return the sha256 of the weights; for a trainable copy, of its current ones."""
         if not self.trainable:
             return self._fingerprint
         return weights_fingerprint(self.vit.state_dict(), self.vit.config)
@@ -161,13 +161,13 @@ class Backbone:
         """Return the device of the weights."""
         return self.vit.cls_token.device
 
-    def batch_size(self, most: int) -> int:
+    def batch_size(self, limit: int) -> int:
         """Return how many images to embed at once: at most `most`, on a CPU fewer if activations are large."""
         if self.device.type != "cpu":
-            return most
+            return limit
         config = self.vit.config
         widest = 4 * (1 + config.registers + config.patches) * max(config.mlp_dim, 3 * config.dim)
-        return max(1, min(most, _CPU_ACTIVATION // widest))
+        return max(1, min(limit, _CPU_ACTIVATION // widest))
 
     def to(self, device: str | torch.device) -> Backbone:
         """Move the weights to a device, and return this backbone."""
@@ -210,9 +210,9 @@ class Backbone:
         return self if precision == self._precision else self._with(_precision=check_precision(precision))
 
     def with_auto_as_fp32(self) -> Backbone:
-        """Return this backbone in fp32 if its precision was left to the hardware, else as it is."""
-        chosen = self._precision != AUTO_PRECISION or self.precision == FP32
-        return self if chosen else self.in_precision(FP32)
+        """Return this backbone in fp32 if its precision is "auto"; else return it unchanged."""
+        is_fixed = self._precision != AUTO_PRECISION or self.precision == FP32
+        return self if is_fixed else self.in_precision(FP32)
 
     def embed(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
         """Embed normalised images [B, 3, H, W] to [B, D].
@@ -226,7 +226,7 @@ class Backbone:
         Raises:
             DataError: The images are not floats.
         """
-        return share_rows(self.vit, images, prompt, lambda own, p: self.rest(self.trunk(own, 0), 0, p))
+        return share_rows(self.vit, images, prompt, lambda rank_images, p: self.rest(self.trunk(rank_images, 0), 0, p))
 
     def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Embed images as `embed` does, but return all tokens [B, N, D]; a prompt's L tokens are at 1 : 1 + L."""
@@ -234,22 +234,22 @@ class Backbone:
 
     def _tokens(self, images: Tensor, prompt: Tensor | None) -> Tensor:
         with self._computing(prompt):
-            moved = None if prompt is None else prompt.to(self.vit.cls_token)
-            return all_tokens(self.vit, self._moved(images), moved).to(self.vit.cls_token.dtype)
+            device_prompt = None if prompt is None else prompt.to(self.vit.cls_token)
+            return all_tokens(self.vit, self._to_device(images), device_prompt).to(self.vit.cls_token.dtype)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
         """Compute tokens [B, T, D] of normalised images after the first `layers` layers, before any prompt."""
         with self._computing():
-            return self.vit.trunk(self._moved(images), layers)
+            return self.vit.trunk(self._to_device(images), layers)
 
     def rest(self, tokens: Tensor, layers: int, prompt: Prompt | None = None) -> Tensor:
         """Finish `embed` from the tokens that `trunk` returned for the same number of layers."""
-        with self._computing(prompt) as moved_prompt:
-            moved = tokens.to(self.vit.cls_token, non_blocking=True)
+        with self._computing(prompt) as device_prompt:
+            device_tokens = tokens.to(self.vit.cls_token, non_blocking=True)
             if self.layers == "last":
-                return run_rest(self.vit, moved, layers, moved_prompt).to(self.vit.cls_token.dtype)
-            assert moved_prompt is None or isinstance(moved_prompt, Tensor)
-            return layer_features(self.vit, moved, layers, moved_prompt).to(self.vit.cls_token.dtype)
+                return run_rest(self.vit, device_tokens, layers, device_prompt).to(self.vit.cls_token.dtype)
+            assert device_prompt is None or isinstance(device_prompt, Tensor)
+            return layer_features(self.vit, device_tokens, layers, device_prompt).to(self.vit.cls_token.dtype)
 
     @contextmanager
     def _computing(self, prompt: Prompt | None = None) -> Iterator[Prompt | None]:
@@ -261,7 +261,7 @@ class Backbone:
         ):
             yield None if prompt is None else prompt.to(self.vit.cls_token)
 
-    def _moved(self, images: Tensor) -> Tensor:
+    def _to_device(self, images: Tensor) -> Tensor:
         if not images.is_floating_point():
             raise DataError(
                 f"images must be normalised, not {images.dtype}; use embed_pixels for uint8", code="bad-dtype"
@@ -312,13 +312,13 @@ class Backbone:
         group = ProcessGroup() if self.trainable else group_for(prompt)
         batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // group.size)))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        embeddings, done = torch.empty(0, self.width), 0
+        embeddings, count = torch.empty(0, self.width), 0
         for part in embed_batches(self, images, prompt, batches, whole, group):
-            embeddings = embeddings if done else part.new_empty(len(order), *part.shape[1:])
-            embeddings[done : done + len(part)] = part
-            done += len(part)
+            embeddings = embeddings if count else part.new_empty(len(order), *part.shape[1:])
+            embeddings[count : count + len(part)] = part
+            count += len(part)
             if on_batch:
-                on_batch(done)
+                on_batch(count)
         return embeddings
 
     def transform(self, image: Image.Image) -> Tensor:

@@ -29,27 +29,27 @@ _WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # so400m, huge, giant, g
 
 
 def load_vit(
-    checkpoint: Checkpoint, heads: int | None = None, image_size: int | None = None, expected: str | None = None
+    checkpoint: Checkpoint, heads: int | None = None, image_size: int | None = None, sha256: str | None = None
 ) -> tuple[ViT, str]:
-    """Build the frozen ViT of a checkpoint; return it and its fingerprint, which must be `expected` if that is given.
+    """Build the frozen ViT of a checkpoint; return it and its fingerprint, which must be `sha256` if that is given.
 
     `heads` and `image_size` override the file's metadata; positions are interpolated. Raises `WeightsError`.
     """
-    path, tensors, about = checkpoint.path, checkpoint.tensors, checkpoint.about
-    heads = about.get("heads") if heads is None else heads
-    image_size = about.get("image_size") if image_size is None else image_size
+    path, tensors, metadata = checkpoint.path, checkpoint.tensors, checkpoint.about
+    heads = metadata.get("heads") if heads is None else heads
+    image_size = metadata.get("image_size") if image_size is None else image_size
     try:
         config = derive_config(tensors, heads)
         _check_tensors(tensors, config)
-        if about.get("pool") not in (None, config.pool):
-            message = f"its config says {about['pool']} pooling, but its norm layer means {config.pool}"
+        if metadata.get("pool") not in (None, config.pool):
+            message = f"its config says {metadata['pool']} pooling, but its norm layer means {config.pool}"
             raise _MisfitError(f"{message}; give the weights that belong to the config")
         tensors, config = _fold_register_positions(tensors, config)
         config = _at_size(config, image_size)
     except _MisfitError as error:
         raise WeightsError(f"{path}: {error}", code=error.code, path=path) from error
     digest = fingerprint(tensors, config)
-    if expected not in (None, digest):
+    if sha256 not in (None, digest):
         message = f"{path} has fingerprint {digest[:12]} at images of {config.image_size} pixels"
         raise FingerprintMismatchError(message, code="other-weights", path=path)
     positions = resample_positions(tensors["pos_embed"], config.grid, config.position_for_class)
@@ -61,13 +61,13 @@ def load_vit(
 
 def derive_config(tensors: Mapping[str, Tensor], heads: int | None = None) -> ViTConfig:
     """Derive the architecture from shapes, at the image size of the position embeddings; see `load_vit`."""
-    missing = [name for name in _ANCHORS if name not in tensors]
-    unexpected = [name for name in tensors if not _VIT_NAME.fullmatch(name)]
+    absent_names = [name for name in _ANCHORS if name not in tensors]
+    extra_names = [name for name in tensors if not _VIT_NAME.fullmatch(name)]
     kernel = tensors.get("patch_embed.proj.weight")
     if kernel is not None and (kernel.ndim != 4 or kernel.shape[1] != 3 or len(set(kernel.shape[2:])) > 1):
-        unexpected.append(f"patch_embed.proj.weight {list(kernel.shape)}, not [D, 3, p, p]")
-    if kernel is None or missing or unexpected:
-        raise _not_a_vit(missing=missing, unexpected=unexpected)
+        extra_names.append(f"patch_embed.proj.weight {list(kernel.shape)}, not [D, 3, p, p]")
+    if kernel is None or absent_names or extra_names:
+        raise _not_a_vit(missing=absent_names, unexpected=extra_names)
     dim, patch = kernel.shape[0], kernel.shape[2]
     registers = _registers(tensors)
     grid, positions = _grid(tensors["pos_embed"], registers)
@@ -93,7 +93,7 @@ def fingerprint(tensors: Mapping[str, Tensor], config: ViTConfig) -> str:
     Position embeddings are hashed as they are in the file, together with the image size: interpolated ones may
     differ in the last bit between two machines, which must agree on the fingerprint.
     """
-    hidden = {"heads": config.heads, "image_size": config.image_size}  # not visible in the tensors
+    hidden = {"heads": config.heads, "image_size": config.image_size}  # shapes do not show them
     digest = hashlib.sha256(json.dumps(hidden, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -103,13 +103,13 @@ def fingerprint(tensors: Mapping[str, Tensor], config: ViTConfig) -> str:
 
 
 def _depth(tensors: Mapping[str, Tensor]) -> int:
-    """Return the number of blocks, whose numbers must have no gap."""
+    """Return the number of blocks; raise if their numbers have a gap."""
     numbers = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
-    expected = {str(number) for number in range(min(len(numbers), MAX_BLOCKS))}
-    if numbers != expected:
+    expected_numbers = {str(number) for number in range(min(len(numbers), MAX_BLOCKS))}
+    if numbers != expected_numbers:
         raise _MisfitError(
             f"blocks must be numbered from 0 on without a gap, {MAX_BLOCKS} at most; of {len(numbers)} blocks, "
-            f"unexpected: {names(sorted(numbers - expected))}"
+            f"unexpected: {names(sorted(numbers - expected_numbers))}"
         )
     return len(numbers)
 
@@ -126,9 +126,9 @@ def _grid(pos_embed: Tensor, registers: int) -> tuple[int, int]:
     """Return the number of patches along a side, and of all positions."""
     if pos_embed.ndim == 3:
         count = pos_embed.shape[1]
-        for extra in (1, 0, 1 + registers):  # with the class token; patches alone; with registers too
-            if count > extra and math.isqrt(count - extra) ** 2 == count - extra:
-                return math.isqrt(count - extra), count
+        for prefix_length in (1, 0, 1 + registers):  # with the class token; patches alone; with registers too
+            if count > prefix_length and math.isqrt(count - prefix_length) ** 2 == count - prefix_length:
+                return math.isqrt(count - prefix_length), count
     raise _MisfitError(f"pos_embed {list(pos_embed.shape)} is not that of a square grid of patches")
 
 
@@ -157,10 +157,10 @@ def _at_size(config: ViTConfig, image_size: int | None) -> ViTConfig:
 
 def _fold_register_positions(tensors: dict[str, Tensor], config: ViTConfig) -> tuple[dict[str, Tensor], ViTConfig]:
     """Add the positions of class and register tokens to these tokens; the sums stay the same."""
-    extra = tensors["pos_embed"].shape[1] - config.patches
-    if extra <= 1:
+    prefix_length = tensors["pos_embed"].shape[1] - config.patches
+    if prefix_length <= 1:
         return tensors, config
-    prefix, patches = tensors["pos_embed"][:, :extra], tensors["pos_embed"][:, extra:]
+    prefix, patches = tensors["pos_embed"][:, :prefix_length], tensors["pos_embed"][:, prefix_length:]
     folded = {
         "cls_token": tensors["cls_token"] + prefix[:, :1],
         "reg_token": tensors["reg_token"] + prefix[:, 1:],
@@ -172,30 +172,30 @@ def _fold_register_positions(tensors: dict[str, Tensor], config: ViTConfig) -> t
 def _check_tensors(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
     """Check that the tensors are exactly this ViT's parameters: names, shapes, finite values."""
     with torch.device("meta"):
-        wanted = {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
+        shapes = {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
     positions = tensors["pos_embed"].shape[1]  # a count that _grid accepted, registers' positions included
-    wanted["pos_embed"] = torch.Size((1, positions, config.dim))
-    missing = [name for name in wanted if name not in tensors]
-    unexpected = [name for name in tensors if name not in wanted]
-    misshapen = [
+    shapes["pos_embed"] = torch.Size((1, positions, config.dim))
+    absent_names = [name for name in shapes if name not in tensors]
+    extra_names = [name for name in tensors if name not in shapes]
+    shape_faults = [
         f"{name} {list(tensors[name].shape)}, not {list(shape)}"
-        for name, shape in wanted.items()
+        for name, shape in shapes.items()
         if name in tensors and tensors[name].shape != shape
     ]
-    if missing or unexpected or misshapen:
-        raise _not_a_vit(missing=missing, unexpected=unexpected, wrong_shape=misshapen)
-    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-    if broken:
-        raise _MisfitError(f"NaN or infinite values in {names(broken)}; fetch it again", "damaged-weights")
+    if absent_names or extra_names or shape_faults:
+        raise _not_a_vit(missing=absent_names, unexpected=extra_names, wrong_shape=shape_faults)
+    invalid_names = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if invalid_names:
+        raise _MisfitError(f"NaN or infinite values in {names(invalid_names)}; fetch it again", "damaged-weights")
 
 
 def _not_a_vit(**groups: list[str]) -> _MisfitError:
-    faults = [f"{kind.replace('_', ' ')}: {names(listed)}" for kind, listed in groups.items() if listed]
+    faults = [f"{kind.replace('_', ' ')}: {names(group)}" for kind, group in groups.items() if group]
     return _MisfitError("it does not hold a plain ViT with a class token; " + "; ".join(faults))
 
 
 class _MisfitError(Exception):
-    """Why tensors are not those of a ViT that can be used; `load_vit` adds the file's path."""
+    """The tensors are not those of a usable ViT; `load_vit` adds the file's path."""
 
     def __init__(self, message: str, code: str = "other-architecture"):
         super().__init__(message)
@@ -205,10 +205,10 @@ class _MisfitError(Exception):
 def resample_positions(pos_embed: Tensor, grid: int, has_class: bool) -> Tensor:
     """Resize position embeddings [1, (1 +) n², D] to `grid` x `grid` patches, bicubic and antialiased."""
     prefix, patches = pos_embed[:, : int(has_class)], pos_embed[:, int(has_class) :]
-    old = math.isqrt(patches.shape[1])
-    if old == grid:
+    old_grid = math.isqrt(patches.shape[1])
+    if old_grid == grid:
         return pos_embed
-    square = patches.float().reshape(1, old, old, -1).permute(0, 3, 1, 2)
+    square = patches.float().reshape(1, old_grid, old_grid, -1).permute(0, 3, 1, 2)
     square = interpolate(square, size=(grid, grid), mode="bicubic", antialias=True)
     patches = square.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)
     return torch.cat([prefix, patches], dim=1)

@@ -50,17 +50,17 @@ def check_zip(path: Path) -> None:
     """Raise `WeightsError` if a zip file has unusual entries, or claims more bytes than it can hold."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
-    unusual = [e.filename for e in entries if e.flag_bits & 1 or e.compress_type not in (0, zipfile.ZIP_DEFLATED)]
-    if unusual:
-        raise _damaged(path, f"encrypted, or packed in an unknown way: {names(unusual)}; pack it again")
+    faulty_names = [e.filename for e in entries if e.flag_bits & 1 or e.compress_type not in (0, zipfile.ZIP_DEFLATED)]
+    if faulty_names:
+        raise _damaged(path, f"encrypted, or packed in an unknown way: {names(faulty_names)}; pack it again")
     _check_bytes(path, sum(entry.file_size for entry in entries))
 
 
 def check_pickle(path: Path) -> None:
     """Raise `ValueError` if a PyTorch file names anything that plain weights do not need.
 
-    torch also allows other kinds of tensors, and functions that turn a few bytes into many. The file is taken apart
-    as torch does it: its first bytes tell whether it is a zip file, whose names torch compares without case.
+    torch also allows other kinds of tensors, and functions that turn a few bytes into many. The file is parsed as by
+    torch: its first bytes decide whether it is a zip file, and torch ignores the case of names in it.
     """
     with open_regular(path) as file:
         if file.read(len(_ZIP)) == _ZIP:
@@ -84,8 +84,8 @@ def check_pickle(path: Path) -> None:
 def _check_one_directory(path: Path) -> None:
     """Raise `ValueError` if torch could read other sizes from a zip file than `zipfile`, which `check_zip` asks.
 
-    torch trusts the offsets that the end of the file states; zipfile takes what lies right before that end. Of several
-    sizes of one entry beyond 32 bits, torch takes the first, zipfile the last.
+    torch trusts the offsets that the end of the file states; zipfile takes what lies right before that end. If an entry
+    has several sizes beyond 32 bits, torch takes the first, zipfile the last.
     """
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         stop = file.seek(0, 2) - _END.size
@@ -103,13 +103,13 @@ def _check_one_directory(path: Path) -> None:
             raise ValueError("an entry has more than 4 GB")
 
 
-def _has_field(extra: bytes, wanted: int) -> bool:
-    """Tell whether the extra data of a zip file's entry has a field of this kind."""
-    while len(extra) >= 4:
-        kind, length = struct.unpack_from("<HH", extra)
-        if kind == wanted:
+def _has_field(data: bytes, field_kind: int) -> bool:
+    """Return whether the extra data of a zip file's entry has a field of this kind."""
+    while len(data) >= 4:
+        kind, length = struct.unpack_from("<HH", data)
+        if kind == field_kind:
             return True
-        extra = extra[4 + length :]
+        data = data[4 + length :]
     return False
 
 
@@ -120,22 +120,22 @@ def _check_names(steps: Iterable[tuple[pickletools.OpcodeInfo, Any, int | None]]
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Raise `WeightsError` unless tensors are plain floats, no more than the file can hold: views may claim more."""
-    unusual = [name for name, value in tensors.items() if not _plain(value)]
-    if unusual:
-        raise _damaged(path, f"not floating-point tensors: {names(unusual)}; give plain weights")
+    """Raise `WeightsError` unless tensors are plain floats that fit the file's size: views may claim more."""
+    faulty_names = [name for name, value in tensors.items() if not _is_plain(value)]
+    if faulty_names:
+        raise _damaged(path, f"not floating-point tensors: {names(faulty_names)}; give plain weights")
     _check_bytes(path, sum(tensor.numel() * 4 for tensor in tensors.values()))
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return False
     return value.layout == torch.strided and value.device.type == "cpu" and value.numel() > 0
 
 
-def _check_bytes(path: Path, wanted: int) -> None:
-    if wanted > allowance(path):
-        raise _damaged(path, f"it claims {wanted:,} bytes of weights, far more than it holds; fetch it again")
+def _check_bytes(path: Path, size: int) -> None:
+    if size > allowance(path):
+        raise _damaged(path, f"it claims {size:,} bytes of weights, far more than it holds; fetch it again")
 
 
 def _damaged(path: Path, fault: str) -> WeightsError:
@@ -147,44 +147,44 @@ def names(untrusted: Iterable[str]) -> str:
     return listed([printable(name[:100]) for name in untrusted], 5)
 
 
-def _whole(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and 1 <= value <= 2**16
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e6 and math.isfinite(value)
 
 
-def _three(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_number, value))
+def _is_triple(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_is_number, value))
 
 
-def _word(value: Any) -> bool:
+def _is_word(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= 200
 
 
 _ABOUT: Mapping[str, tuple[Test, str]] = {
-    "heads": (_whole, "a number of at least 1"),
-    "image_size": (_whole, "a number of at least 1"),
-    "mean": (_three, "three numbers"),
-    "std": (lambda value: _three(value) and min(value) > 0, "three numbers greater than 0"),
-    "crop": (lambda value: _number(value) and 0 < value <= 1, "a number in (0, 1]"),
-    "interpolation": (_word, "a word"),
-    "pool": (_word, "a word"),
-    "name": (_word, "a short text"),
-    "licence": (_word, "a short text"),
+    "heads": (_is_count, "a number of at least 1"),
+    "image_size": (_is_count, "a number of at least 1"),
+    "mean": (_is_triple, "three numbers"),
+    "std": (lambda value: _is_triple(value) and min(value) > 0, "three numbers greater than 0"),
+    "crop": (lambda value: _is_number(value) and 0 < value <= 1, "a number in (0, 1]"),
+    "interpolation": (_is_word, "a word"),
+    "pool": (_is_word, "a word"),
+    "name": (_is_word, "a short text"),
+    "licence": (_is_word, "a short text"),
 }
 
 
-def checked_about(path: Path, about: Any) -> dict[str, Any]:
+def check_metadata(path: Path, metadata: Any) -> dict[str, Any]:
     """Return the known entries of a file's metadata; raise `WeightsError` if one has a wrong type."""
-    if not isinstance(about, dict):
+    if not isinstance(metadata, dict):
         message = f"{path}: its metadata is not a JSON object; repair or remove it"
         raise WeightsError(message, code="bad-weights-config", path=path)
-    known = {key: about[key] for key in _ABOUT if about.get(key) is not None}
-    for key, value in known.items():
-        valid, wanted = _ABOUT[key]
+    entries = {key: metadata[key] for key in _ABOUT if metadata.get(key) is not None}
+    for key, value in entries.items():
+        valid, requirement = _ABOUT[key]
         if not valid(value):
-            message = f"{path}: it says {key} = {printable(str(value)[:80])}; that must be {wanted}"
+            message = f"{path}: it says {key} = {printable(str(value)[:80])}; that must be {requirement}"
             raise WeightsError(message, code="bad-weights-config", path=path, name=key)
-    return known
+    return entries

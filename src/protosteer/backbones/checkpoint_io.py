@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from protosteer.backbones.checkpoint_guards import check_pickle, check_tensors, check_zip, checked_about
+from protosteer.backbones.checkpoint_guards import check_metadata, check_pickle, check_tensors, check_zip
 from protosteer.backbones.flax_weights import from_flax
 from protosteer.errors import WeightsError
 from protosteer.util.files import open_regular, read_regular
@@ -69,24 +69,24 @@ def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
             f"save its state dict as safetensors ({_brief(error)})"
         )
         raise WeightsError(message, code="damaged-weights", path=path) from error
-    about = checked_about(path, metadata)
+    metadata = check_metadata(path, metadata)
     if config is not None and config.is_file():
-        about = checked_about(config, _read_config(config)) | about
-    return Checkpoint(path, _canonical(path, tensors), about)
+        metadata = check_metadata(config, _read_config(config)) | metadata
+    return Checkpoint(path, _rename_tensors(path, tensors), metadata)
 
 
-def _canonical(path: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+def _rename_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return fp32 copies under timm's names, without heads; copies do not change with a mapped file."""
-    named = {_WRAPPERS.sub("", name): value for name, value in tensors.items()}
-    used = {_RENAMED.get(name, name): value for name, value in named.items() if not _DROPPED.match(name)}
-    check_tensors(path, used)
-    return {name: value.detach().to(torch.float32, copy=True).contiguous() for name, value in used.items()}
+    values_by_name = {_WRAPPERS.sub("", name): value for name, value in tensors.items()}
+    weights = {_RENAMED.get(name, name): value for name, value in values_by_name.items() if not _DROPPED.match(name)}
+    check_tensors(path, weights)
+    return {name: value.detach().to(torch.float32, copy=True).contiguous() for name, value in weights.items()}
 
 
 def _read_safetensors(path: Path) -> Content:
     with safe_open(path, framework="pt") as file:
-        about = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
-        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a dict)
+        metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+        return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 (not a dict)
 
 
 def _read_torch(path: Path) -> Content:
@@ -128,13 +128,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     """Read the hub's config.json of a timm model; another kind of config gives an empty dict."""
     try:
         content = json.loads(read_regular(path))
-        trained = content.get("pretrained_cfg", content)
-        size = trained.get("input_size")
-        about = {
-            "mean": trained.get("mean"),
-            "std": trained.get("std"),
-            "crop": trained.get("crop_pct"),
-            "interpolation": trained.get("interpolation"),
+        training_config = content.get("pretrained_cfg", content)
+        size = training_config.get("input_size")
+        metadata = {
+            "mean": training_config.get("mean"),
+            "std": training_config.get("std"),
+            "crop": training_config.get("crop_pct"),
+            "interpolation": training_config.get("interpolation"),
             "image_size": size[-1] if size else None,
             "heads": content.get("model_args", {}).get("num_heads"),
             "pool": {"token": "token", "avg": "mean"}.get(content.get("global_pool")),
@@ -142,9 +142,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
         message = f"{path}: not a model's config ({_brief(error)}); repair or remove it"
         raise WeightsError(message, code="bad-weights-config", path=path) from error
-    return {key: value for key, value in about.items() if value is not None}
+    return {key: value for key, value in metadata.items() if value is not None}
 
 
 def _brief(error: Exception) -> str:
-    """Return the first sentence of an error: torch's explanations are many lines long."""
+    """Return the first sentence of an error; torch's messages have many lines."""
     return printable(re.split(r"\n|\. ", str(error).strip(), maxsplit=1)[0][:120]) or type(error).__name__

@@ -33,17 +33,17 @@ def from_flax(arrays: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]
     """Rename Flax arrays to timm's names; return tensors and metadata. Unknown names stay, and are rejected later."""
     root = next((name for name in arrays if name.endswith("embedding/kernel")), "embedding/kernel")
     prefix = root.removesuffix("embedding/kernel")  # "opt/target/", "params/": the file may hold an optimiser too
-    inside = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-    query = next((a for n, a in inside.items() if n.endswith("/query/kernel") and a.ndim >= 3), None)
-    about = {} if query is None else {"heads": query.shape[-2]}  # [(depth,) D, heads, D / heads]
+    model_arrays = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    query = next((a for n, a in model_arrays.items() if n.endswith("/query/kernel") and a.ndim >= 3), None)
+    metadata = {} if query is None else {"heads": query.shape[-2]}  # [(depth,) D, heads, D / heads]
     tensors: dict[str, Tensor] = {}
-    for name, array in _unstacked(inside).items():
+    for name, array in _unstack(model_arrays).items():
         timm_name = _timm_name(name)
         tensors[timm_name] = _timm_layout(timm_name, array)
-    return _join_qkv(tensors), about
+    return _join_qkv(tensors), metadata
 
 
-def _unstacked(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+def _unstack(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """Split arrays that hold all blocks along a leading depth axis."""
     stack = "Transformer/encoderblock/"
     if any(name.startswith(stack) and len(array) > MAX_BLOCKS for name, array in arrays.items()):
@@ -57,11 +57,11 @@ def _unstacked(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _timm_name(name: str) -> str:
     block = _BLOCK.fullmatch(name)
-    start, rest = (f"blocks.{block[1]}.", block[2]) if block else ("", name)
-    rest = re.sub(r"(MlpBlock|MultiHeadDotProductAttention)_\d", r"\1", rest)
-    if rest in _MODULES:
-        return start + _MODULES[rest]
-    module, _, leaf = rest.rpartition("/")
+    start, path = (f"blocks.{block[1]}.", block[2]) if block else ("", name)
+    path = re.sub(r"(MlpBlock|MultiHeadDotProductAttention)_\d", r"\1", path)
+    if path in _MODULES:
+        return start + _MODULES[path]
+    module, _, leaf = path.rpartition("/")
     suffix = {"kernel": ".weight", "scale": ".weight", "bias": ".bias"}.get(leaf)
     return name if suffix is None or module not in _MODULES else start + _MODULES[module] + suffix
 
@@ -79,9 +79,9 @@ def _timm_layout(name: str, array: Tensor) -> Tensor:
 
 def _join_qkv(tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Stack query, key and value as timm does; an incomplete triple stays, and is rejected by name later."""
-    joined = dict(tensors)
+    result = dict(tensors)
     for name in tensors:
         parts = [name.replace("attn.q.", f"attn.{part}.") for part in "qkv"]
         if "attn.q." in name and all(part in tensors for part in parts):
-            joined[name.replace("attn.q.", "attn.qkv.")] = torch.cat([joined.pop(part) for part in parts])
-    return joined
+            result[name.replace("attn.q.", "attn.qkv.")] = torch.cat([result.pop(part) for part in parts])
+    return result

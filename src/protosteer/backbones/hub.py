@@ -23,9 +23,9 @@ _PLAIN_VITS = ("vit_", "deit")  # prefixes of timm's names
 
 
 def find_weights(name: str) -> Path | None:
-    """Return the file of the named weights if it is on this disk."""
-    known = known_weights(name)
-    if (known and known.shipped) or name in EARLIER.values():
+    """Return the path of the named weights; None if they are not on this disk."""
+    info = known_weights(name)
+    if (info and info.shipped) or name in EARLIER.values():
         asset = Path(str(resources.files("protosteer").joinpath("assets", f"{name}.safetensors")))
         if asset.is_file():  # earlier ones are in the source repository, not in the wheel
             return asset
@@ -36,7 +36,7 @@ def find_weights(name: str) -> Path | None:
 
 
 def fetch_weights(name: str) -> Path:
-    """Download the named weights and return their file."""
+    """Download the named weights and return their path."""
     if name in EARLIER.values():
         place = _folder() / f"{name}.safetensors"
         message = (
@@ -44,20 +44,20 @@ def fetch_weights(name: str) -> Path:
             f"repository to {place}, or pass weights=FILE"
         )
         raise WeightsError(message, code="replaced-weights", name=name)
-    known = known_weights(name)
-    return _fetch_url(known.url, known.md5) if known and known.url else _fetch_from_hub(name)
+    info = known_weights(name)
+    return _fetch_url(info.url, info.md5) if info and info.url else _fetch_from_hub(name)
 
 
 def list_backbones() -> list[BackboneInfo]:
     """List the backbones that have a short name, with their files on this disk; never use the network."""
-    return [replace(known, path=find_weights(known.name)) for known in KNOWN]
+    return [replace(info, path=find_weights(info.name)) for info in KNOWN]
 
 
 def names_on_disk() -> list[str]:
     """List every backbone whose weights are on this disk: shipped, put there by hand, or in the hub's cache."""
-    known = [known.name for known in KNOWN]
+    short_names = [short_names.name for short_names in KNOWN]
     by_hand = sorted(path.stem for path in _folder().glob("*") if path.suffix in _BY_HAND)
-    names = dict.fromkeys([*known, *by_hand, *_names_in_hub_cache()])
+    names = dict.fromkeys([*short_names, *by_hand, *_names_in_hub_cache()])
     return [name for name in names if find_weights(name)]
 
 
@@ -78,8 +78,8 @@ def config_beside(path: Path) -> Path:
 
     In the cache many weights share a folder, so a config there carries the name of its weights.
     """
-    own = path.with_suffix(".json")
-    return own if own.is_file() or path.parent == _folder() else path.with_name("config.json")
+    config = path.with_suffix(".json")
+    return config if config.is_file() or path.parent == _folder() else path.with_name("config.json")
 
 
 def _folder() -> Path:
@@ -109,20 +109,20 @@ def _fetch_from_hub(name: str) -> Path:
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    repo, short = f"timm/{name}", ", ".join(known.alias for known in KNOWN)
+    repo, aliases = f"timm/{name}", ", ".join(info.alias for info in KNOWN)
     try:
         HfApi().model_info(repo, timeout=10)  # fails at once without a network; a download would keep trying
         _, weights = (hf_hub_download(repo, file) for file in _HUB_FILES)
         return Path(weights)
     except (RepositoryNotFoundError, HFValidationError) as error:
         message = (
-            f"no backbone is called {name!r}: use {short}, a model name of timm's on the hub, or pass weights=FILE"
+            f"no backbone is called {name!r}: use {aliases}, a model name of timm's on the hub, or pass weights=FILE"
         )
         raise WeightsError(message, code="unknown-backbone", name=name) from error
     except Exception as error:  # the hub's client raises the errors of whatever HTTP library it is built on
         message = (
             f"cannot fetch {repo} from the hub ({type(error).__name__}): put its model.safetensors at "
-            f"{_folder() / name}.safetensors, or pass weights=FILE (short names: {short})"
+            f"{_folder() / name}.safetensors, or pass weights=FILE (short names: {aliases})"
         )
         raise WeightsError(message, code="download-failed", name=name) from error
 
@@ -133,7 +133,7 @@ def _fetch_url(url: str, md5: str) -> Path:
     with suppress(OSError):  # the download says so
         final.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(final, math.inf):  # another process may be at it
+        with replacing(final, math.inf):  # another process may be downloading it
             return final if final.is_file() else fetch(Remote(file, None, (page,), md5), _folder())
     except DataError as error:
         raise WeightsError(

@@ -1,7 +1,7 @@
 """Embeddings of several layers from one forward pass: class tokens and patch means, side by side.
 
-Later layers know classes of the pre-training best, earlier ones textures and parts. Each of the S feature spaces is D
-wide. The first one is the output of the backbone; the others are tokens of earlier layers after a plain layer norm.
+Later layers separate the classes of pre-training best, earlier ones textures and parts. Each of the S feature spaces is
+D wide. The first one is the output of the backbone; the others are tokens of earlier layers after a plain layer norm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIN_DEPTH_OTHER_POOLING = 6  # in shallower ViTs, tokens that are not pooled car
 
 @dataclass(frozen=True)
 class FeatureSpace:
-    """Where one feature space comes from."""
+    """The layer and pooling of one feature space."""
 
     layer: int  # 1 to depth
     pool: str  # "token": the class token; "mean": the patch mean
@@ -30,35 +30,35 @@ class FeatureSpace:
 
 def feature_spaces(config: ViTConfig) -> tuple[FeatureSpace, ...]:
     """Return the feature spaces of a ViT, the output first, chosen by its depth alone."""
-    same = [config.depth - round(offset * config.depth / 12) for offset in SAME_POOLING_OFFSETS]
+    layers = [config.depth - round(offset * config.depth / 12) for offset in SAME_POOLING_OFFSETS]
     # In the last layer only the pooled tokens are computed.
     offsets = OTHER_POOLING_OFFSETS if config.depth >= MIN_DEPTH_OTHER_POOLING else ()
-    other = [min(config.depth - 1, config.depth - round(offset * config.depth / 12)) for offset in offsets]
+    other_layers = [min(config.depth - 1, config.depth - round(offset * config.depth / 12)) for offset in offsets]
     pools = (config.pool, "mean" if config.pool == "token" else "token")
-    chosen = [FeatureSpace(layer, pool) for pool, part in zip(pools, (same, other), strict=True) for layer in part]
-    return tuple(dict.fromkeys(space for space in chosen if space.layer >= 1))
+    spaces = [FeatureSpace(n, pool) for pool, part in zip(pools, (layers, other_layers), strict=True) for n in part]
+    return tuple(dict.fromkeys(space for space in spaces if space.layer >= 1))
 
 
-def layer_features(vit: ViT, x: Tensor, done: int, prompt: Tensor | None = None) -> Tensor:
+def layer_features(vit: ViT, x: Tensor, start: int, prompt: Tensor | None = None) -> Tensor:
     """Embed as `ViT.rest` does, in all feature spaces: [B, S * D], the output first.
 
     Args:
         vit: The ViT.
-        x: Tokens [B, N, D] after `done` layers, fewer than any feature space needs.
-        done: Layers that they have passed.
+        x: Tokens [B, N, D] after the first `start` layers, fewer than any feature space needs.
+        start: Number of these layers.
         prompt: As in `ViT.rest`.
     """
-    _, *others = feature_spaces(vit.config)
+    _, *earlier_spaces = feature_spaces(vit.config)
     pooled: dict[FeatureSpace, Tensor] = {}
-    x, prompts = vit.enter_prompt(x, done, prompt)
-    for i in range(done, vit.config.depth):
+    x, prompts = vit.enter_prompt(x, start, prompt)
+    for i in range(start, vit.config.depth):
         x = vit.blocks[i](x, prompts[i], vit.queries(i))
-        for space in (space for space in others if space.layer == i + 1):
+        for space in (space for space in earlier_spaces if space.layer == i + 1):
             token = x[:, 0] if space.pool == "token" else x[:, -vit.config.patches :].mean(dim=1)
             pooled[space] = F.layer_norm(token.float(), token.shape[-1:])
-    return torch.cat([vit.pool(x).float(), *(pooled[space] for space in others)], dim=1)
+    return torch.cat([vit.pool(x).float(), *(pooled[space] for space in earlier_spaces)], dim=1)
 
 
 def max_trunk(config: ViTConfig) -> int:
-    """Return after how many layers `layer_features` may go on from tokens: before the earliest feature space."""
+    """Return the greatest `start` of `layer_features`: the layers before the earliest feature space."""
     return min(space.layer for space in feature_spaces(config)) - 1

@@ -22,10 +22,10 @@ def check_precision(name: str, place: str = "precision") -> str:
 
 
 def auto_precision(device: torch.device) -> str:
-    """Return what `auto` means on a device: bf16 if the hardware computes in it, else fp32."""
-    chosen = check_precision(os.environ.get(VARIABLE, AUTO_PRECISION), VARIABLE)
-    if chosen != AUTO_PRECISION:
-        return chosen
+    """Resolve `auto` on a device: bf16 if the hardware computes in it, else fp32."""
+    name = check_precision(os.environ.get(VARIABLE, AUTO_PRECISION), VARIABLE)
+    if name != AUTO_PRECISION:
+        return name
     if device.type == "cuda":
         return BF16 if torch.cuda.is_bf16_supported() else FP32
     return BF16 if device.type == "cpu" and cpu_has_bf16() else FP32

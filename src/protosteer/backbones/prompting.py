@@ -52,6 +52,6 @@ def all_tokens(vit: ViT, images: Tensor, prompt: Tensor | None = None) -> Tensor
     x, prompts = vit.enter_prompt(vit.embed_patches(images), 0, prompt)
     for block, tokens in zip(vit.blocks[:-1], prompts, strict=False):
         x = block(x, tokens)
-    last = prompts[-1]
-    x = vit.blocks[-1](x if last is None else insert_tokens(x, last))
+    last_prompt = prompts[-1]
+    x = vit.blocks[-1](x if last_prompt is None else insert_tokens(x, last_prompt))
     return vit.norm(x) if vit.config.pool == "token" else vit.fc_norm(x)

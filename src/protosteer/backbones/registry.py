@@ -66,15 +66,15 @@ class BackboneInfo:
 
     def check(self, config: ViTConfig, path: Path) -> None:
         """Raise `WeightsError` if a file loaded under this short name has another architecture."""
-        own = self.config
-        if own.pool == "mean" and config.pool == "token":
+        known_config = self.config
+        if known_config.pool == "mean" and config.pool == "token":
             message = (
                 f"{path} has no fc_norm, so it is not the fine-tuned MAE but probably the self-supervised "
                 f"one; '{self.alias}' means {self.name}.pth"
             )
             raise WeightsError(message, code="other-architecture", path=path)
         shape = ("dim", "depth", "patch_size", "registers", "layer_scale", "pool")
-        if any(getattr(config, part) != getattr(own, part) for part in shape):
+        if any(getattr(config, part) != getattr(known_config, part) for part in shape):
             message = (
                 f"{path} is not {self.name}: width {config.dim}, depth {config.depth}, "
                 f"patch {config.patch_size}, {config.registers} registers, {config.pool} pooling; "
@@ -89,8 +89,8 @@ def _parameters(config: ViTConfig) -> int:
         return sum(p.numel() for p in ViT(config).parameters())
 
 
-# A new checkpoint needs one entry here; a shipped one also its file among the assets. The first that is worth fetching
-# is what messages recommend.
+# A new checkpoint needs one entry here; a shipped one also its file among the assets. Messages recommend the first that
+# is worth fetching.
 KNOWN = (
     BackboneInfo(MINI, MINI, "Apache-2.0", replace(TINY, image_size=160), shipped=True),
     BackboneInfo(
@@ -125,25 +125,25 @@ KNOWN = (
 
 
 def known_weights(name: str) -> BackboneInfo | None:
-    """Return the checkpoint of a short name or a full one, if it is known."""
-    plain = name.removeprefix("timm/")
-    return next((known for known in KNOWN if plain in (known.alias, known.name)), None)
+    """Return the known checkpoint of a short or full name; None if there is none."""
+    short_name = name.removeprefix("timm/")
+    return next((info for info in KNOWN if short_name in (info.alias, info.name)), None)
 
 
 def full_name(name: str) -> str:
     """Resolve a short name and the prefix timm/ to the name of a loaded backbone."""
-    known = known_weights(name)
-    return known.name if known else name.removeprefix("timm/")
+    info = known_weights(name)
+    return info.name if info else name.removeprefix("timm/")
 
 
-def preprocessing(name: str, path: Path | None, image_size: int, given: Mapping[str, Any]) -> Preprocessing:
-    """Return the preprocessing of weights: as `given`, else as the family of their name has it."""
-    known = _family(name, path) | {key: value for key, value in given.items() if value is not None}
-    if "mean" not in known or "std" not in known:
+def preprocessing(name: str, path: Path | None, image_size: int, metadata: Mapping[str, Any]) -> Preprocessing:
+    """Return the preprocessing of weights: by their `metadata`, else that of the family of their name."""
+    values = _family(name, path) | {key: value for key, value in metadata.items() if value is not None}
+    if "mean" not in values or "std" not in values:
         message = f"how {name!r} normalises pixels is unknown; pass mean= and std="
         raise WeightsError(message, code="unknown-preprocessing", name=name)
-    options = {key: known[key] for key in ("crop", "interpolation") if key in known}
-    return Preprocessing(image_size, tuple(known["mean"]), tuple(known["std"]), **options)
+    options = {key: values[key] for key in ("crop", "interpolation") if key in values}
+    return Preprocessing(image_size, tuple(values["mean"]), tuple(values["std"]), **options)
 
 
 def _family(name: str, path: Path | None) -> dict[str, Any]:

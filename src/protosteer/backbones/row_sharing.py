@@ -1,9 +1,9 @@
 """Share images among ranks: the rows of each batch within a training, whole batches where a set is embedded.
 
 In a training each rank computes its own rows of `Backbone.embed`. Every rank runs the same program on the same batch,
-and gets the embeddings of all rows. Whatever a loss does with them is computed by every rank as by a single process, so
-any loss is exact. Backwards, each rank propagates the gradient of its own rows; those of weights and prompts are summed
-where they enter `embed`.
+and gets the embeddings of all rows. Every rank computes the loss as a single process would, so any loss is exact. In the
+backward pass each rank propagates the gradient of its own rows. Gradients of weights and prompts are summed where they
+enter `embed`.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ _group = ProcessGroup()
 def sharing_rows(group: ProcessGroup) -> Iterator[None]:
     """Let the ranks of a group share the rows of every batch that is embedded in the block."""
     global _group
-    before, _group = _group, group
+    outer_group, _group = _group, group
     try:
         yield
     finally:
-        _group = before
+        _group = outer_group
 
 
 def share_rows(
     vit: nn.Module, images: Tensor, prompt: Prompt | None, compute: Callable[[Tensor, Any], Tensor]
 ) -> Tensor:
-    """Compute a function of images [B, 3, H, W] and a prompt by the ViT, of which each rank does its rows: [B, ...]."""
+    """Compute a function of images [B, 3, H, W] and a prompt by the ViT; each rank computes its rows: [B, ...]."""
     group = _group
     if group.size == 1:
         return compute(images, prompt)
-    own, shares = group.share(len(images)), group.shares(len(images))
+    rank_rows, shares = group.share(len(images)), group.shares(len(images))
     if prompt is not None:
         if isinstance(prompt, Tensor):
-            prompt = _summed(prompt, group)
+            prompt = _sum_gradients(prompt, group)
         elif prompt.requires_grad:
-            prompt = cast(TrainablePrompt, prompt).map(lambda tensor: _summed(tensor, group))
-        prompt = prompt[own] if prompt.ndim == 4 else prompt
-    trained = {f"vit.{name}": _summed(p, group) for name, p in vit.named_parameters() if p.requires_grad}
-    part = functional_call(_Computed(vit, compute), trained, (images[own], prompt))
+            prompt = cast(TrainablePrompt, prompt).map(lambda tensor: _sum_gradients(tensor, group))
+        prompt = prompt[rank_rows] if prompt.ndim == 4 else prompt
+    weights = {f"vit.{name}": _sum_gradients(p, group) for name, p in vit.named_parameters() if p.requires_grad}
+    part = functional_call(_Compute(vit, compute), weights, (images[rank_rows], prompt))
     return GatherRows.apply(part, shares, group)  # type: ignore[no-untyped-call]
 
 
-def _summed(tensor: Tensor, group: ProcessGroup) -> Tensor:
+def _sum_gradients(tensor: Tensor, group: ProcessGroup) -> Tensor:
     summed: Tensor = SumGradients.apply(tensor, group) if tensor.requires_grad else tensor  # type: ignore[no-untyped-call]
     return summed
 
 
-class _Computed(nn.Module):
+class _Compute(nn.Module):
     """A function of the ViT as a module, so that `functional_call` can put other weights into the ViT."""
 
     def __init__(self, vit: nn.Module, compute: Callable[[Tensor, Any], Tensor]):
@@ -95,14 +95,14 @@ def embed_batches(
 ) -> Iterator[Tensor]:
     """Embed batches of rows, one on each rank at a time; yield float32 [n, D] on the CPU, in order."""
     compute: Callable[[Tensor, Any], Tensor] = backbone.tokens if whole else backbone.embed
-    done = 0
+    count = 0
     rounds = [batches[start : start + group.size] for start in range(0, len(batches), group.size)]
     # A rank without a batch in the last round embeds the round's first one; `gather` ignores that.
     rows = [batch[group.rank if group.rank < len(batch) else 0] for batch in rounds]
     for batch, pixels in zip(rounds, prefetched(images, rows, device=backbone.device), strict=True):
-        prompts = prompt[done : done + len(pixels)] if one_each(prompt) else prompt
-        with sharing_rows(ProcessGroup()):  # ranks have a batch each
+        prompts = prompt[count : count + len(pixels)] if one_each(prompt) else prompt
+        with sharing_rows(ProcessGroup()):  # each rank has its own batch
             part = compute(backbone.preprocessing(pixels, backbone.device), prompts).float()
         counts = [len(share) for share in batch]
         yield group.gather(part, counts + [0] * (group.size - len(batch))).cpu()
-        done += len(pixels)
+        count += len(pixels)
