@@ -36,15 +36,15 @@ def record_hash(task: TaskRecord, name: str | None = None) -> str:
 
 def make(
     model: Path,
-    before: Sequence[TaskRecord],
+    old_tasks: Sequence[TaskRecord],
     sha256_before: str,
-    after: Sequence[TaskRecord],
+    new_tasks: Sequence[TaskRecord],
     forgotten: Sequence[Forgotten],
     version: str,
 ) -> dict[str, Any]:
     """Return the certificate of a model file that has just forgotten something, given its tasks before and after."""
-    left = {(task.name, name) for task in after for name in task.class_names}
-    lost = [(task, name) for task in before for name in task.class_names if (task.name, name) not in left]
+    pairs_left = {(task.name, name) for task in new_tasks for name in task.class_names}
+    lost = [(task, name) for task in old_tasks for name in task.class_names if (task.name, name) not in pairs_left]
     contents = {
         "format": FORMAT,
         "protosteer": version,
@@ -57,7 +57,7 @@ def make(
         "removed": [{"class": name, "task": task.name, "sha256": record_hash(task, name)} for task, name in lost],
         "left": [
             {"task": t.name, "classes": t.class_names, "independent": t.independent, "sha256": record_hash(t)}
-            for t in after
+            for t in new_tasks
         ],
     }
     return {**contents, "checksum": _checksum(contents)}
@@ -86,17 +86,15 @@ def read(path: Path) -> dict[str, Any]:
 
 def check(certificate: Mapping[str, Any], model: Path, memory: Memory) -> list[tuple[bool, str]]:
     """Compare a model file with a certificate; return for each check whether it passed, and what was checked."""
-    same = file_hash(model, "sha256") == certificate["sha256_after"]
-    now = {record_hash(task, name) for task in memory.tasks for name in task.class_names}
-    kept = sorted({entry["class"] for entry in certificate["removed"] if entry["sha256"] in now})
+    is_same_file = file_hash(model, "sha256") == certificate["sha256_after"]
+    hashes = {record_hash(task, name) for task in memory.tasks for name in task.class_names}
     names = sorted({entry["class"] for entry in certificate["removed"]})
-    classes = ", ".join(names)
-    found = [
-        (not kept, f"{', '.join(kept)}: its numbers are in the model" if kept else f"gone from the model: {classes}")
-    ]
-    if same:
-        return [(True, "the model is the one that the certificate was written for, byte by byte"), *found]
-    left = {entry["sha256"] for entry in certificate["left"]}
-    count = len(left & {record_hash(task) for task in memory.tasks})
-    line = f"the model was changed since; {count} of {len(left)} tasks are as they were"
-    return [(True, line), *found]
+    leaks = sorted({entry["class"] for entry in certificate["removed"] if entry["sha256"] in hashes})
+    line = f"{', '.join(leaks)}: its numbers are in the model" if leaks else f"gone from the model: {', '.join(names)}"
+    checks = [(not leaks, line)]
+    if is_same_file:
+        return [(True, "the model is the one that the certificate was written for, byte by byte"), *checks]
+    task_hashes = {entry["sha256"] for entry in certificate["left"]}
+    count = len(task_hashes & {record_hash(task) for task in memory.tasks})
+    line = f"the model was changed since; {count} of {len(task_hashes)} tasks are as they were"
+    return [(True, line), *checks]

@@ -234,15 +234,15 @@ def undo(model: Path) -> Path:
     return paths[-1]
 
 
-def forget_in_versions(model: Path, names: Iterable[str], left: Iterable[str], task: str | None = None) -> int:
+def forget_in_versions(model: Path, names: Iterable[str], classes: Iterable[str], task: str | None = None) -> int:
     """Remove forgotten classes from kept versions and their names from the log; return how many versions changed.
 
     Older names of a class count as well. A version that cannot be cleaned, or has nothing else, is removed.
 
     Args:
-        model: The model file, which forgets them.
-        names: The classes.
-        left: Classes that the model has still.
+        model: The model file.
+        names: The forgotten classes.
+        classes: Classes that the model still has.
         task: If a whole task was forgotten, its name.
     """
     entries, keep = read(model)
@@ -258,7 +258,7 @@ def forget_in_versions(model: Path, names: Iterable[str], left: Iterable[str], t
         place = versions_folder(model) / entry.version if entry.version else None
         if place is not None and place.exists():
             num_changed += _clean(place, version_names, task)
-    hidden = all_names - {*left}
+    hidden = all_names - {*classes}
     lines: list[Mapping[str, Any]] = [{"keep_versions": keep}, *(_hide_names(entry, hidden) for entry in entries)]
     if entries:
         write_atomically(beside(model), "".join(json.dumps(line) + "\n" for line in lines).encode())

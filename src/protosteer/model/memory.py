@@ -103,10 +103,10 @@ class Memory:
             message = f"a task named '{task_name}' exists already; choose another name or forget it first"
             raise LearnerError(message, code="task-exists", name=task_name)
 
-    def free_name(self, wish: str, taken: Sequence[str] = ()) -> str:
-        """Return a name that no task has: the wish itself, or with a number. `taken` are other names to avoid."""
+    def free_name(self, wish: str, names: Sequence[str] = ()) -> str:
+        """Return a name that no task has: the wish itself, or with a number. `names` are other names to avoid."""
         name, number = wish, 2
-        while name in self.task_names or name in taken:
+        while name in self.task_names or name in names:
             name, number = f"{wish}-{number}", number + 1
         return name
 

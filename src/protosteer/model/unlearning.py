@@ -66,10 +66,10 @@ def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
     return outcome[::-1]
 
 
-def lost_influence(record: TaskRecord, before: Sequence[TaskRecord], memory: Memory) -> str | None:
+def lost_influence(record: TaskRecord, earlier_tasks: Sequence[TaskRecord], memory: Memory) -> str | None:
     """Return a warning if a new task, trained after `before`, has influence of classes forgotten meanwhile; else None."""
     class_names = set(memory.classes)
-    for owner in before:
+    for owner in earlier_tasks:
         lost = [name for name in owner.class_names if name not in class_names]
         if lost and _influence(owner, [owner], owner.class_names, (owner, record)):
             return (

@@ -41,7 +41,7 @@ def check_columns(
     means = columns["values.means"]
     _check_floats(means, 2, dim, "value prototypes")
     dim = means.shape[1]
-    _check_floats(columns["values.deviations"], 2, dim, "value deviations", least=0.0)
+    _check_floats(columns["values.deviations"], 2, dim, "value deviations", lower=0.0)
     if len(columns["values.deviations"]) != len(means):
         raise TypeError("value prototypes are not as many as their deviations")
     _check_counts(columns["values.counts"], len(means), "value prototypes")
@@ -55,7 +55,7 @@ def check_columns(
             if bool(((layer_lengths > 0) & (layer_lengths != lengths[part])).any()):
                 raise TypeError(f"prototypes of {part} are not as many in earlier layers")
     if "held_out" in starts:
-        _check_floats(columns["held_out"], 1, None, "held-out similarities", kinds=(torch.float32,), empty=True)
+        _check_floats(columns["held_out"], 1, None, "held-out similarities", kinds=(torch.float32,), may_be_empty=True)
     if "seen" in starts and (columns["seen"].ndim != 1 or columns["seen"].dtype != torch.int64):
         raise TypeError("digests of files are not a list of whole numbers")
 
@@ -98,35 +98,35 @@ def _check_prompts(memory: Memory, dim: int | None, depth: int | None) -> None:
             check_prompt(prompt, dim, depth, f"prompt of {name}")
 
 
-def check_prompt(prompt: Tensor, dim: int | None, depth: int | None, what: str) -> None:
+def check_prompt(prompt: Tensor, dim: int | None, depth: int | None, label: str) -> None:
     """Check a prompt [S, L, D]."""
-    _check_floats(prompt, 3, dim, what, kinds=(torch.float32,))
+    _check_floats(prompt, 3, dim, label, kinds=(torch.float32,))
     layers, tokens, _ = prompt.shape
     if layers > (depth or MAX_DEPTH) or tokens > MAX_PROMPT_TOKENS:
-        raise TypeError(f"{what} has {layers} layers of {tokens} tokens, the backbone {depth} layers")
+        raise TypeError(f"{label} has {layers} layers of {tokens} tokens, the backbone {depth} layers")
 
 
-def check_coding(points: Tensor, steps: Tensor | None, what: str) -> None:
+def check_coding(points: Tensor, steps: Tensor | None, label: str) -> None:
     """Check that prototypes [P, D] of eight bits have their steps [P], and only those."""
     if (points.dtype == torch.int8) != (steps is not None):
-        raise TypeError(f"prototypes of {what} lack steps, or have steps without use")
+        raise TypeError(f"prototypes of {label} lack steps, or have steps without use")
     if steps is None:
         if points.dtype not in (torch.float16, torch.float32):
-            raise TypeError(f"prototypes of {what} are {points.dtype}")
+            raise TypeError(f"prototypes of {label} are {points.dtype}")
         return
     if steps.dtype != torch.float16 or points.ndim != 2 or steps.shape != points.shape[:1]:
-        raise TypeError(f"steps of {what} have shape {list(steps.shape)}, {steps.dtype}")
+        raise TypeError(f"steps of {label} have shape {list(steps.shape)}, {steps.dtype}")
     # A code is at most 128 steps, so that steps bound prototypes; false of NaN too.
     if not ((steps >= 0) & (steps.float() <= _UNIT / 127)).all():
-        raise TypeError(f"steps of {what} are beyond 0 to {_UNIT / 127:g}")
+        raise TypeError(f"steps of {label} are beyond 0 to {_UNIT / 127:g}")
 
 
-def _check_starts(starts: Tensor, classes: int, rows: Tensor, what: str) -> None:
+def _check_starts(starts: Tensor, classes: int, rows: Tensor, label: str) -> None:
     """Check that starts ascend from 0 to the number of rows."""
     if starts.dtype != torch.int64 or starts.shape != (classes + 1,) or not rows.ndim:
-        raise TypeError(f"starts of {what} are not one more than classes")
+        raise TypeError(f"starts of {label} are not one more than classes")
     if int(starts[0]) != 0 or int(starts[-1]) != len(rows) or bool((starts.diff() < 0).any()):
-        raise TypeError(f"starts of {what} do not ascend from 0 to {len(rows)}")
+        raise TypeError(f"starts of {label} do not ascend from 0 to {len(rows)}")
 
 
 def _check_summaries(columns: Mapping[str, Tensor], part: str, dim: int, classes: int) -> None:
@@ -153,26 +153,26 @@ def _check_layers(columns: Mapping[str, Tensor], group: str, dim: int) -> None:
         raise TypeError(f"steps of {group} are not as many as prototypes, or of {codes.shape[1]} layers")
 
 
-def _check_counts(counts: Tensor, number: int, what: str) -> None:
+def _check_counts(counts: Tensor, number: int, label: str) -> None:
     if counts.dtype != torch.int64 or counts.shape != (number,):
-        raise TypeError(f"{what} are not as many as their counts, or these are not whole numbers")
+        raise TypeError(f"{label} are not as many as their counts, or these are not whole numbers")
     if int(counts.min()) < 1 or int(counts.max()) > MAX_COUNT:
-        raise TypeError(f"a count of {what} is below 1, or impossible")
+        raise TypeError(f"a count of {label} is below 1, or impossible")
 
 
 def _check_floats(
     rows: Tensor,
     axes: int,
     dim: int | None,
-    what: str,
-    least: float = -MAX_VALUE,
-    most: float = MAX_VALUE,
+    label: str,
+    lower: float = -MAX_VALUE,
+    upper: float = MAX_VALUE,
     kinds: tuple[torch.dtype, ...] = (torch.float16, torch.float32),
-    empty: bool = False,
+    may_be_empty: bool = False,
 ) -> None:
-    shaped = rows.ndim == axes and dim in (None, rows.shape[-1]) and (empty or rows.numel() > 0)
+    shaped = rows.ndim == axes and dim in (None, rows.shape[-1]) and (may_be_empty or rows.numel() > 0)
     if rows.dtype not in kinds or not shaped:
-        raise TypeError(f"{what} have shape {list(rows.shape)}, {rows.dtype}")
+        raise TypeError(f"{label} have shape {list(rows.shape)}, {rows.dtype}")
     for block in rows.split(_BLOCK):
-        if not ((block >= least) & (block <= most)).all():  # false of NaN too
-            raise TypeError(f"{what} are not finite, or beyond {least:g} to {most:g}")
+        if not ((block >= lower) & (block <= upper)).all():  # false of NaN too
+            raise TypeError(f"{label} are not finite, or beyond {lower:g} to {upper:g}")

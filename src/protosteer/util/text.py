@@ -56,15 +56,15 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
-def check_name(name: str, what: str, max_length: int = NAME_LENGTH) -> None:
+def check_name(name: str, subject: str, max_length: int = NAME_LENGTH) -> None:
     """Raise `DataError` with code `bad-name` if a name of a class or task does not fit into a line of text."""
     if not name.strip():
-        raise DataError(f"{what} has no name; give it one", code="bad-name")
+        raise DataError(f"{subject} has no name; give it one", code="bad-name")
     if len(name) > max_length:
-        message = f"{what} {name[:20]!r}... has a name of {len(name):,} characters; give it at most {max_length}"
+        message = f"{subject} {name[:20]!r}... has a name of {len(name):,} characters; give it at most {max_length}"
         raise DataError(message, code="bad-name")
     if not name.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
-        message = f"{what} {name!r} has control characters or broken letters in its name; rename it"
+        message = f"{subject} {name!r} has control characters or broken letters in its name; rename it"
         raise DataError(message, code="bad-name")
 
 

@@ -101,9 +101,9 @@ class Sorter:
         reject = options.reject if is_calibrated(learner) else None
         self._predictions = Predictions(learner, 1, reject)
         self._root = options.out or (source if source.is_dir() else source.parent)
-        self._done = {(step["from"], *step["version"]) for step in self._finished(read_log(self._root))}
+        self._done = {(step["from"], *step["version"]) for step in self._finished_steps(read_log(self._root))}
 
-    def sort(self, paths: Iterable[Path], on_file: Callable[[int], None] = lambda done: None) -> None:
+    def sort(self, paths: Iterable[Path], on_file: Callable[[int], None] = lambda count: None) -> None:
         """Sort image files; those below the folder for class folders, and those sorted before, are skipped.
 
         Args:
@@ -117,13 +117,13 @@ class Sorter:
                     is_new = (str(path.resolve()), *_version(path)) not in self._done
                     queue += [path] if is_new else []
                     self.counts.sorted_before += not is_new
-        done = 0
+        count = 0
         for start in range(0, len(queue), _CHUNK):
             for row in self._predictions.rows([str(path) for path in queue[start : start + _CHUNK]]):
                 self._sort_one(Path(row["path"]), row)
-                on_file(done := done + 1)
+                on_file(count := count + 1)
 
-    def _finished(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _finished_steps(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the steps that were made: a process may have been killed after it logged the last one."""
         out = self.options.out
         if out is not None and steps and not os.path.lexists(out / (steps[-1].get("to") or "")):
@@ -151,7 +151,7 @@ class Sorter:
             step["xmp"] = str(side.relative_to(self._root))
         _log(self._root, step)
         if self.options.out is not None:
-            _put(path, target, self.options.mode)
+            _place_file(path, target, self.options.mode)
         if tagged:
             side.write_text(_XMP.format(name=escape(row["label"])), encoding="utf-8")
             self.counts.side_files += 1
@@ -180,7 +180,7 @@ def _free(path: Path) -> Path:
     return free
 
 
-def _put(path: Path, target: Path, mode: str) -> None:
+def _place_file(path: Path, target: Path, mode: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if mode == "link":
         target.symlink_to(path.resolve())
@@ -239,7 +239,7 @@ def undo_sort(root: Path) -> tuple[int, list[str]]:
 
 def _undo_step(root: Path, step: dict[str, Any]) -> bool:
     """Undo one step; return whether there was anything to undo. An `OSError` says that a file has to stay."""
-    target, side = _inside(root, step.get("to")), _inside(root, step.get("xmp"))
+    target, side = _path_inside(root, step.get("to")), _path_inside(root, step.get("xmp"))
     if side is not None:
         side.unlink(missing_ok=True)
     if target is None or not os.path.lexists(target):
@@ -251,7 +251,7 @@ def _undo_step(root: Path, step: dict[str, Any]) -> bool:
     return True
 
 
-def _inside(root: Path, name: str | None) -> Path | None:
+def _path_inside(root: Path, name: str | None) -> Path | None:
     """Return the path of a logged file; None if it is not below the folder, since the log may be forged."""
     if name is None or not (root / name).parent.resolve().is_relative_to(root.resolve()):
         return None
