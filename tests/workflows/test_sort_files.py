@@ -96,7 +96,7 @@ def test_a_file_that_was_logged_and_not_yet_sorted_is_sorted_by_the_next_run(
 ):
     out, names = tmp_path / "out", sorted(path.name for path in images_below(camera))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sort_files, "_put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(sort_files, "_place_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         sort(learner, camera, out, mode=mode, reject=None)
     assert (out / LOG).read_text().count("\n") == 1
     assert sort(learner, camera, out, mode=mode, reject=None).counts.sorted_before == 0

@@ -251,9 +251,8 @@ def forget_in_versions(model: Path, names: Iterable[str], classes: Iterable[str]
     for orphan in orphans:  # the log does not say under which names it has the classes
         orphan.unlink()
     for entry in reversed(entries):
-        version_names = {old_name for old_name, new_name in entry.renamed.items() if new_name in version_names} | (
-            version_names - {*entry.renamed.values()}
-        )
+        sources = {source for source, target in entry.renamed.items() if target in version_names}
+        version_names = sources | (version_names - {*entry.renamed.values()})
         all_names |= version_names
         place = versions_folder(model) / entry.version if entry.version else None
         if place is not None and place.exists():

@@ -46,9 +46,8 @@ def join(memory: Memory, names: Sequence[str], new: str) -> None:
     task_names: list[str] = []
     for task in memory.tasks:
         own_names = [name for name in task.class_names if name in renames]
-        if own_names:
-            task = dataclasses.replace(task, classes=task.classes.without(own_names[1:]).renamed(renames))
-        tasks.append(task)
+        classes = task.classes.without(own_names[1:]).renamed(renames) if own_names else task.classes
+        tasks.append(dataclasses.replace(task, classes=classes) if own_names else task)
         for name in own_names[1:]:
             task_names.append(memory.free_name(task.name, task_names))
             classes = task.classes.take([task.class_names.index(name)]).renamed(renames)
