@@ -65,6 +65,6 @@ def test_a_backbone_reads_several_layers_with_the_same_weights_and_from_a_trunk(
     embeddings = wide.embed(images)
     assert embeddings.shape == (4, wide.width) and torch.equal(embeddings[:, :DIM], backbone.embed(images))
     done = wide.max_trunk
-    torch.testing.assert_close(wide.rest(wide.trunk(images, done), done), embeddings)
+    torch.testing.assert_close(wide.embed_tokens(wide.trunk(images, done), done), embeddings)
     pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     assert torch.equal(wide.embed_pixels(pixels)[:, :DIM], backbone.embed_pixels(pixels))

@@ -89,7 +89,7 @@ def test_a_prefix_of_another_shape_is_rejected(shape):
 def test_a_prefix_of_layers_that_are_done_is_rejected():
     backbone = toy_backbone()
     with expect_error("prompt-enters-trunk", DataError, layers=1):
-        backbone.rest(backbone.trunk(images(), 1), 1, Prefix((torch.zeros(1, 2, L, D),)))
+        backbone.embed_tokens(backbone.trunk(images(), 1), 1, Prefix((torch.zeros(1, 2, L, D),)))
 
 
 def test_attention_is_torchs_own():

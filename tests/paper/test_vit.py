@@ -226,14 +226,14 @@ def test_a_shared_trunk_changes_nothing(variant: str, done: int) -> None:
     vit, images = random_vit(**VARIANTS[variant]), torch.randn(4, 3, 16, 16)
     tokens = vit.trunk(images, done)
     for prompt in (None, torch.randn(2, 5, 24), torch.randn(4, 2, 1, 24)):
-        assert torch.equal(vit.rest(tokens, done, prompt), vit(images, prompt))
+        assert torch.equal(vit.embed_tokens(tokens, done, prompt), vit(images, prompt))
 
 
 def test_a_trunk_that_goes_too_far_is_rejected() -> None:
     vit, images = random_vit(), torch.randn(4, 3, 16, 16)
     for layers in (1, 3):
         with expect_error("prompt-enters-trunk", DataError, layers=1):
-            vit.rest(vit.trunk(images, 1), 1, torch.zeros(layers, 1, 24))
+            vit.embed_tokens(vit.trunk(images, 1), 1, torch.zeros(layers, 1, 24))
 
 
 def test_no_gradient_flows_through_the_layers_before_a_late_prompt() -> None:

@@ -53,7 +53,7 @@ def one_step(backbone: Backbone, images: ImageSet, rows: Tensor, settings: Setti
     prompt = nn.Parameter(initial_prompt(backbone, settings, None, generator).to(dtype))
     head = Head(backbone.dim, 2, settings, generator).to(dtype)
     (tokens,) = task_images.views([rows], generator)
-    embeddings = task_images.encoder.rest(tokens, settings.prompt_from_layer - 1, prompt)
+    embeddings = task_images.encoder.embed_tokens(tokens, settings.prompt_from_layer - 1, prompt)
     loss = head.loss(embeddings, rows % 2, earlier(dtype))
     loss.backward()
     parameters = [("prompt", prompt), *head.named_parameters()]

@@ -28,14 +28,14 @@ def few(name: str, count: int = 5, seed: int = 3) -> torch.Tensor:
 def forward_passes(monkeypatch, learner: Learner, images: torch.Tensor) -> int:
     """Images that the backbone's prompted part sees in one prediction, counted there."""
     seen = []
-    plain = Backbone.rest
+    plain = Backbone.embed_tokens
 
-    def rest(self, tokens, *others):
+    def embed_tokens(self, tokens, *others):
         seen.append(len(tokens))
         return plain(self, tokens, *others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Backbone, "rest", rest)
+        patch.setattr(Backbone, "embed_tokens", embed_tokens)
         learner.predict(images)
     return sum(seen)
 

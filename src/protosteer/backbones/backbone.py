@@ -226,7 +226,9 @@ class Backbone:
         Raises:
             DataError: The images are not floats.
         """
-        return share_rows(self.vit, images, prompt, lambda rank_images, p: self.rest(self.trunk(rank_images, 0), 0, p))
+        return share_rows(
+            self.vit, images, prompt, lambda rank_images, p: self.embed_tokens(self.trunk(rank_images, 0), 0, p)
+        )
 
     def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Embed images as `embed` does, but return all tokens [B, N, D]; a prompt's L tokens are at 1 : 1 + L."""
@@ -242,7 +244,7 @@ class Backbone:
         with self._computing():
             return self.vit.trunk(self._to_device(images), layers)
 
-    def rest(self, tokens: Tensor, layers: int, prompt: Prompt | None = None) -> Tensor:
+    def embed_tokens(self, tokens: Tensor, layers: int, prompt: Prompt | None = None) -> Tensor:
         """Finish `embed` from the tokens that `trunk` returned for the same number of layers."""
         with self._computing(prompt) as device_prompt:
             device_tokens = tokens.to(self.vit.cls_token, non_blocking=True)

@@ -40,13 +40,13 @@ def feature_spaces(config: ViTConfig) -> tuple[FeatureSpace, ...]:
 
 
 def layer_features(vit: ViT, x: Tensor, start: int, prompt: Tensor | None = None) -> Tensor:
-    """Embed as `ViT.rest` does, in all feature spaces: [B, S * D], the output first.
+    """Embed as `ViT.embed_tokens` does, in all feature spaces: [B, S * D], the output first.
 
     Args:
         vit: The ViT.
         x: Tokens [B, N, D] after the first `start` layers, fewer than any feature space needs.
         start: Number of these layers.
-        prompt: As in `ViT.rest`.
+        prompt: As in `ViT.embed_tokens`.
     """
     _, *earlier_spaces = feature_spaces(vit.config)
     pooled: dict[FeatureSpace, Tensor] = {}

@@ -26,7 +26,7 @@ class CustomPrompt(Protocol):
     def to(self, like: Tensor) -> CustomPrompt:
         """Move to the device and type of a tensor."""
 
-    def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
+    def embed_tokens(self, vit: ViT, x: Tensor, done: int) -> Tensor:
         """Embed [B, D] from the tokens x [B, N, D] after `done` layers."""
 
 
@@ -43,8 +43,8 @@ Prompt = Tensor | CustomPrompt  # a tensor is [S, L, D] for all images, or [B, S
 def run_rest(vit: ViT, x: Tensor, done: int, prompt: Prompt | None) -> Tensor:
     """Embed [B, D] from the tokens x [B, N, D] after `done` layers, under any kind of prompt."""
     if prompt is None or isinstance(prompt, Tensor):
-        return vit.rest(x, done, prompt)
-    return prompt.rest(vit, x, done)
+        return vit.embed_tokens(x, done, prompt)
+    return prompt.embed_tokens(vit, x, done)
 
 
 def all_tokens(vit: ViT, images: Tensor, prompt: Tensor | None = None) -> Tensor:

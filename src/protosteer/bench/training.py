@@ -72,7 +72,7 @@ def ours(backbone: Backbone, pixels: Tensor, from_layer: int = 1) -> Step:
     augment, layers = Augmentation(backbone.preprocessing), from_layer - 1
 
     def embed(prompt: Tensor) -> Tensor:
-        return backbone.rest(backbone.trunk(augment(pixels), layers), layers, prompt)
+        return backbone.embed_tokens(backbone.trunk(augment(pixels), layers), layers, prompt)
 
     return Step(backbone, len(pixels), embed, from_layer)
 

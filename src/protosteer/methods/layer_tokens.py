@@ -31,7 +31,7 @@ class LayerTokens:
         """Return the tokens on the device and in the type of a tensor."""
         return LayerTokens(self.layers, None if self.prompt is None else self.prompt.to(tensor))
 
-    def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
+    def embed_tokens(self, vit: ViT, x: Tensor, done: int) -> Tensor:
         """Run the layers after the first `done` on tokens x [B, N, D], and return those of the last, side by side.
 
         Of a layer, it is the class token, or the patch mean with mean pooling; the final norm is not applied.

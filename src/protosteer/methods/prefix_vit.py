@@ -50,8 +50,8 @@ class Prefix:
         """Return the prefix with every tensor changed by a function."""
         return Prefix(tuple(None if layer is None else change(layer) for layer in self.layers))
 
-    def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
-        """Embed [B, D] from the tokens x [B, N, D] after `done` layers, as `ViT.rest` does with a prompt.
+    def embed_tokens(self, vit: ViT, x: Tensor, done: int) -> Tensor:
+        """Embed [B, D] from the tokens x [B, N, D] after `done` layers, as `ViT.embed_tokens` does with a prompt.
 
         Raises:
             DataError: The prefix does not fit the ViT, or enters layers that are done.

@@ -23,7 +23,7 @@ class Encoder(Protocol):
 
     @property
     def width(self) -> int:
-        """Length of the embedding that `rest` returns: D, or more if it returns several layers."""
+        """Length of the embedding that `embed_tokens` returns: D, or more if it returns several layers."""
 
     @property
     def device(self) -> torch.device:
@@ -32,7 +32,7 @@ class Encoder(Protocol):
     def prompt_shape(self, length: int, deep: bool = True, from_layer: int = 1) -> tuple[int, int, int]:
         """Return [S, L, D] of a prompt of `length` tokens; a deep one enters the layers from `from_layer` (1, ...) on."""
 
-    def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
+    def embed_tokens(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
         """Embed [B, D] from the tokens [B, N, D] after the first `layers` layers."""
 
 
@@ -73,7 +73,7 @@ def prompted_forward(
         for part in (part for group in groups for part in group.split(batch_size)):
             stacked = None if tasks is None else torch.stack([prompts[t] for t in tasks[part].tolist()])
             with torch.no_grad():
-                embeddings[part] = encoder.rest(tokens[rows[part]], layers, stacked).float().cpu()
+                embeddings[part] = encoder.embed_tokens(tokens[rows[part]], layers, stacked).float().cpu()
         return embeddings
 
     return embed

@@ -70,7 +70,7 @@ def train_prompt(
         batches = state.remaining_batches()
         for rows, tokens in zip(batches, views(batches, generator), strict=True):  # [N], [N, T, D]
             set_rates(optimiser, state.step, state.steps, settings)
-            embeddings = encoder.rest(tokens, settings.prompt_from_layer - 1, prompt)  # [N, D]
+            embeddings = encoder.embed_tokens(tokens, settings.prompt_from_layer - 1, prompt)  # [N, D]
             loss = batch_loss(head, embeddings, labels[rows].to(encoder.device), anchors)
             update(loss, [[prompt], list(head.parameters())], optimiser, settings.gradient_clip)
             state.end_step(loss, embeddings)

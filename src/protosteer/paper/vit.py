@@ -207,8 +207,8 @@ class ViT(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """Embed normalised images [B, 3, H, W] as [B, D], under a prompt or none: see `rest`."""
-        return self.rest(self.trunk(images, 0), 0, prompt)
+        """Embed normalised images [B, 3, H, W] as [B, D], under a prompt or none: see `embed_tokens`."""
+        return self.embed_tokens(self.trunk(images, 0), 0, prompt)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
         """Compute the tokens [B, N, D] after the first `layers` layers, without a prompt, from images [B, 3, H, W]."""
@@ -217,7 +217,7 @@ class ViT(nn.Module):
             x = block(x)
         return x
 
-    def rest(self, x: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
+    def embed_tokens(self, x: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
         """Run the layers after the first `layers` ones on tokens x [B, N, D]: embeddings [B, D].
 
         Args:

@@ -91,8 +91,8 @@ class DataParallelEncoder:
         """The device of the backbone."""
         return self.backbone.device
 
-    def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
+    def embed_tokens(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
         """Finish tokens [n, T, D] of this rank under a prompt [S, L, D]; return embeddings [N, D] of the batch."""
         prompt = SumGradients.apply(prompt, self.group)  # type: ignore[no-untyped-call]
-        embeddings = self.backbone.rest(tokens, layers, prompt)
+        embeddings = self.backbone.embed_tokens(tokens, layers, prompt)
         return GatherRows.apply(embeddings, self.group.shares(self.batch_size), self.group)  # type: ignore[no-untyped-call]
