@@ -28,7 +28,7 @@ def draw_bars(result: Result) -> bytes:
             _draw_bar_panel(axes, numbers, in_bytes=decimals_of(metric) == 0)
             axes.set_yticks(range(len(rows)), [heading(row, result.scale) for row in rows])
             name = heading(column, result.scale)
-            axes.set_title(f"{name}: {title}" if name else title, fontsize=10)
+            axes.set_title(f"{name}\n{title}" if name else title, fontsize=10)
     panels[0][0].invert_yaxis()
     return _finish(figure, result)
 
